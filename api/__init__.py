@@ -1,0 +1,1 @@
+"""The HTTP API: parse, call one service verb, answer."""

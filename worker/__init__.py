@@ -1,0 +1,1 @@
+"""Celery workers that feed shards of rows to an engine."""
