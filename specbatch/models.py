@@ -1,0 +1,158 @@
+"""The tables. Times are seconds since the epoch by the database's clock; bodies are ASCII JSON text, so that any string survives any database."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, String, Table, Text
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("purpose", String(32), nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, index=True),
+    Index(None, "created_at", "id"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("endpoint", String(64), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("stop", String(16)),  # why it ends early: cancelled or expired
+    Column("completion_window", String(16), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("output_file_id", String(64)),
+    Column("error_file_id", String(64)),
+    Column("output_expires_seconds", Integer),
+    Column("model", Text),
+    Column("named_task", String(16)),
+    Column("named_mode", String(16)),
+    Column("metadata", JSON),
+    Column("errors", JSON),
+    Column("created_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("completed_at", Double),
+    Column("failed_at", Double),
+    Column("expired_at", Double),
+    Column("cancelling_at", Double),
+    Column("cancelled_at", Double),
+    Column("expires_at", Double, nullable=False),
+    # Kept by every settlement in its own transaction, so that reading a job costs one row however large the job is.
+    Column("rows", BigInteger, nullable=False, server_default="0"),
+    Column("settled", BigInteger, nullable=False, server_default="0"),
+    Column("succeeded", BigInteger, nullable=False, server_default="0"),
+    Column("prompt_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("cached_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("generated_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("drafted_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("accepted_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("first_claim_at", Double),
+    Column("last_settle_at", Double),
+    Column("peak_memory_bytes", BigInteger),
+    # The lease of whoever validates or finalizes it.
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("owner", String(64)),
+    Column("lease_until", Double, nullable=False, server_default="0"),
+    Index(None, "status"),
+    Index(None, "created_at", "id"),
+)
+
+shards = Table(
+    "shards",
+    metadata,
+    Column("job_id", String(64), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("shard_no", Integer, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("mode", String(16), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("attempt", Integer, nullable=False, server_default="0"),  # the fence: it only grows
+    Column("losses", Integer, nullable=False, server_default="0"),  # attempts that ended with a dead engine or worker
+    Column("owner", String(64)),
+    Column("lease_until", Double, nullable=False, server_default="0"),
+    Column("not_before", Double, nullable=False, server_default="0"),
+    Column("published_at", Double, nullable=False, server_default="0"),
+    Column("rows", Integer, nullable=False),
+    Column("settled", Integer, nullable=False, server_default="0"),
+    Index(None, "status", "lease_until"),
+)
+
+# Rows, results and measurements carry no foreign keys: every write to them happens under the lock of its shard or job,
+# and a key check a row costs a fifth of the insert rate.
+rows = Table(
+    "rows",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("row_index", Integer, primary_key=True, autoincrement=False),
+    Column("shard_no", Integer, nullable=False),
+    Column("custom_id", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Column("task", String(16), nullable=False),
+    Column("mode", String(16), nullable=False),
+    Column("reason", Text, nullable=False),
+    Index(None, "job_id", "shard_no", "row_index"),
+    Index(None, "job_id", "custom_id"),
+)
+
+results = Table(
+    "results",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("row_index", Integer, primary_key=True, autoincrement=False),
+    Column("sequence", BigInteger, nullable=False),  # 1, 2, 3, ... within the job, in the order of settling, without gaps
+    Column("attempt", Integer, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("status_code", Integer),
+    Column("body", Text),
+    Column("error_code", String(64)),
+    Column("error_message", Text),
+    Column("settled_at", Double, nullable=False),
+    Index(None, "job_id", "sequence", unique=True),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("job_id", String(64), primary_key=True),
+    Column("row_index", Integer, primary_key=True, autoincrement=False),
+    Column("model", Text, nullable=False),
+    Column("mode", String(16), nullable=False),
+    Column("task", String(16), nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("generated_tokens", Integer, nullable=False),
+    Column("finish_reason", String(32)),
+    Column("queue_seconds", Double),
+    Column("ttft_seconds", Double),
+    Column("tpot_seconds", Double),
+    Column("drafted_tokens", Integer, nullable=False),
+    Column("accepted_tokens", Integer, nullable=False),
+    Column("mean_acceptance_length", Double),
+    Column("measured_at", Double, nullable=False),
+    Index(None, "model", "mode", "task", "measured_at"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("model", Text, nullable=False),
+    Column("names", JSON, nullable=False),  # every name that a request may use for the model
+    Column("modes", JSON, nullable=False),
+    Column("mode", String(16)),  # of the engine that runs now
+    Column("started_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False, index=True),
+)

@@ -1,0 +1,38 @@
+"""Which model a machine serves, and the names that requests may use for it. Imports neither vLLM nor torch: the API asks too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from specbatch.errors import UsageError
+from specbatch.settings import BUILTIN_MODEL, DEFAULT_ALIAS, Settings
+
+GPU_NODES = ("nvidia[0-9]*", "kfd")  # NVIDIA's device files, and the compute node of AMD's driver
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine shows a GPU. Reads device files only: no driver is loaded, nothing is initialised."""
+    return any(True for pattern in GPU_NODES for _ in devices.glob(pattern))
+
+
+def resolve_model(settings: Settings) -> str:
+    """The model to serve: the configured one, else the built-in one where no GPU is seen or the engine is scripted.
+
+    Raises UsageError on a machine with a GPU and no model configured: a 135M model is not what such a machine is for.
+    """
+    if settings.model is not None:
+        return settings.model
+    if settings.engine == "scripted" or not has_gpu():
+        return BUILTIN_MODEL
+    raise UsageError(
+        f"this machine has a GPU and no model is configured: set SPECBATCH_MODEL, for example to Qwen/Qwen2.5-7B-Instruct, or to {BUILTIN_MODEL}"
+    )
+
+
+def served_names(settings: Settings) -> tuple[str, ...]:
+    """Every name that a request's `model` may carry: as configured, its last part, the user's further names, and `default`."""
+    model = resolve_model(settings)
+    short = re.split(r"[/:]", model.rstrip("/"))[-1]
+    names = (model, short, *settings.served_names, DEFAULT_ALIAS)
+    return tuple(dict.fromkeys(name for name in names if name))

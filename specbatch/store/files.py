@@ -1,0 +1,45 @@
+"""Files as SQL knows them. Their bytes lie on disk, under the same id."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from specbatch.database import now
+from specbatch.models import files
+
+File = sa.RowMapping
+
+
+def add(tx: sa.Connection, file_id: str, *, purpose: str, filename: str, size: int, expires_seconds: float | None = None) -> File:
+    values = {"id": file_id, "purpose": purpose, "filename": filename, "bytes": size, "created_at": now()}
+    if expires_seconds is not None:
+        values["expires_at"] = now() + expires_seconds
+    return tx.execute(sa.insert(files).values(values).returning(files)).mappings().one()
+
+
+def get(tx: sa.Connection, file_id: str) -> File | None:
+    return tx.execute(sa.select(files).where(files.c.id == file_id, _alive())).mappings().one_or_none()
+
+
+def page(tx: sa.Connection, *, purpose: str | None, after: File | None, limit: int, newest_first: bool) -> list[File]:
+    key = sa.tuple_(files.c.created_at, files.c.id)
+    order = (files.c.created_at.desc(), files.c.id.desc()) if newest_first else (files.c.created_at, files.c.id)
+    query = sa.select(files).where(_alive()).order_by(*order).limit(limit)
+    if purpose is not None:
+        query = query.where(files.c.purpose == purpose)
+    if after is not None:
+        behind = sa.tuple_(after["created_at"], after["id"])
+        query = query.where(key < behind if newest_first else key > behind)
+    return list(tx.execute(query).mappings())
+
+
+def delete(tx: sa.Connection, file_id: str) -> bool:
+    return tx.execute(sa.delete(files).where(files.c.id == file_id)).rowcount == 1
+
+
+def expired(tx: sa.Connection, limit: int) -> list[str]:
+    return list(tx.execute(sa.select(files.c.id).where(~_alive()).limit(limit)).scalars())
+
+
+def _alive() -> sa.ColumnElement[bool]:
+    return sa.or_(files.c.expires_at.is_(None), files.c.expires_at > now())

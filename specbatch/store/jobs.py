@@ -1,0 +1,131 @@
+"""The batch machine in SQL. Each transition is one guarded UPDATE; it answers whether it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from specbatch.database import now
+from specbatch.domain import JOB_TRANSITIONS, TERMINAL, JobStatus, Mode, Outcome, TaskType
+from specbatch.models import jobs
+
+Job = sa.RowMapping
+
+
+def add(
+    tx: sa.Connection,
+    job_id: str,
+    *,
+    endpoint: str,
+    input_file_id: str,
+    completion_window: str,
+    window_seconds: float,
+    metadata: Mapping[str, str] | None,
+    output_expires_seconds: int | None,
+    task: TaskType | None,
+    mode: Mode | None,
+) -> Job:
+    values: dict[str, Any] = {
+        "id": job_id,
+        "endpoint": endpoint,
+        "status": JobStatus.VALIDATING,
+        "input_file_id": input_file_id,
+        "completion_window": completion_window,
+        "metadata": dict(metadata) if metadata is not None else sa.null(),
+        "errors": sa.null(),
+        "output_expires_seconds": output_expires_seconds,
+        "named_task": task,
+        "named_mode": mode,
+        "created_at": now(),
+        "expires_at": now() + window_seconds,
+    }
+    return tx.execute(sa.insert(jobs).values(values).returning(jobs)).mappings().one()
+
+
+def get(tx: sa.Connection, job_id: str) -> Job | None:
+    return tx.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one_or_none()
+
+
+def page(tx: sa.Connection, after: Job | None, limit: int) -> list[Job]:
+    """Newest first, at most `limit`, from the job behind `after`."""
+    query = sa.select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(sa.tuple_(jobs.c.created_at, jobs.c.id) < sa.tuple_(after["created_at"], after["id"]))
+    return list(tx.execute(query).mappings())
+
+
+def move(tx: sa.Connection, job_id: str, to: JobStatus, *, guard: sa.ColumnElement[bool] | None = None, **values: Any) -> bool:
+    """Move a job along a legal transition and stamp the time. False when the job is not in a state that leads there, or the guard fails."""
+    before = [status for status, following in JOB_TRANSITIONS.items() if to in following]
+    stamp = {f"{to}_at": now()} if f"{to}_at" in jobs.c else {}
+    statement = sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(before)).values(status=to, **stamp, **values)
+    return tx.execute(statement if guard is None else statement.where(guard)).rowcount == 1
+
+
+def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnElement[bool]) -> Job | None:
+    """Take the oldest job that `work` selects and nobody holds."""
+    free = sa.select(jobs.c.id).where(work, jobs.c.lease_until < now()).order_by(jobs.c.created_at, jobs.c.id).limit(1)
+    if tx.dialect.name == "postgresql":
+        free = free.with_for_update(skip_locked=True)
+    statement = (
+        sa.update(jobs)
+        .where(jobs.c.id.in_(free), jobs.c.lease_until < now())
+        .values(attempt=jobs.c.attempt + 1, owner=owner, lease_until=now() + seconds)
+        .returning(jobs)
+    )
+    return tx.execute(statement).mappings().one_or_none()
+
+
+def held(job: Job) -> sa.ColumnElement[bool]:
+    """The fence of a leased job: true while no newer attempt has taken it."""
+    return sa.and_(jobs.c.id == job["id"], jobs.c.attempt == job["attempt"])
+
+
+def renew(tx: sa.Connection, job: Job, seconds: float) -> bool:
+    """Prolong a lease. False when a newer attempt holds the job, or it was stopped: then nothing more may be written for it."""
+    statement = sa.update(jobs).where(held(job), jobs.c.status == job["status"], jobs.c.stop.is_(None)).values(lease_until=now() + seconds)
+    return tx.execute(statement).rowcount == 1
+
+
+def let_go(tx: sa.Connection, job: Job) -> None:
+    tx.execute(sa.update(jobs).where(held(job)).values(lease_until=0.0, owner=None))
+
+
+def stop(tx: sa.Connection, job_id: str, why: Outcome) -> bool:
+    """Ask that a job end early. Rows in flight are settled by their workers, the others by `shards.close`."""
+    live = [status for status in JobStatus if status not in TERMINAL]
+    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(live), jobs.c.stop.is_(None)).values(stop=why)).rowcount == 1
+
+
+def overdue(tx: sa.Connection) -> list[str]:
+    """Jobs past their window that still have rows to settle."""
+    late = (jobs.c.status.in_([JobStatus.VALIDATING, JobStatus.IN_PROGRESS]), jobs.c.stop.is_(None), jobs.c.expires_at < now())
+    return list(tx.execute(sa.select(jobs.c.id).where(*late)).scalars())
+
+
+def stopped(tx: sa.Connection) -> list[Job]:
+    """Jobs that were asked to end and still have rows to settle."""
+    live = [status for status in JobStatus if status not in TERMINAL]
+    return list(tx.execute(sa.select(jobs).where(jobs.c.stop.is_not(None), jobs.c.status.in_(live), jobs.c.settled < jobs.c.rows)).mappings())
+
+
+def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_memory_bytes: int | None) -> Job:
+    """Count settled rows into their job. The job that has no more rows to settle becomes `finalizing` in the same statement."""
+    after = jobs.c.settled + totals["settled"]
+    complete = sa.and_(jobs.c.status == JobStatus.IN_PROGRESS, after >= jobs.c.rows)
+    peak = sa.func.coalesce(jobs.c.peak_memory_bytes, 0)
+    values: dict[str, Any] = {name: jobs.c[name] + amount for name, amount in totals.items()}
+    values |= {
+        "status": sa.case((complete, JobStatus.FINALIZING.value), else_=jobs.c.status),
+        "finalizing_at": sa.case((complete, now()), else_=jobs.c.finalizing_at),
+        "last_settle_at": now(),
+    }
+    if peak_memory_bytes is not None:
+        values["peak_memory_bytes"] = sa.case((peak < peak_memory_bytes, peak_memory_bytes), else_=peak)
+    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(values).returning(jobs)).mappings().one()
+
+
+def stamp_first_claim(tx: sa.Connection, job_id: str) -> None:
+    tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.first_claim_at.is_(None)).values(first_claim_at=now()))

@@ -1,0 +1,40 @@
+"""The rows of a job as it was submitted, and the errors its validation found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from specbatch.models import rows, shards
+
+
+def add(tx: sa.Connection, batch: Sequence[Mapping[str, Any]]) -> None:
+    tx.execute(sa.insert(rows), batch)
+
+
+def drop(tx: sa.Connection, job_id: str) -> None:
+    """Forget what an earlier, unfinished validation wrote."""
+    tx.execute(sa.delete(rows).where(rows.c.job_id == job_id))
+    tx.execute(sa.delete(shards).where(shards.c.job_id == job_id))
+
+
+def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]:
+    """(row_index, custom_id, index of the first row with that id) of every repeated custom_id, found by the database in constant memory."""
+    first = sa.func.min(rows.c.row_index)
+    repeated = sa.select(rows.c.custom_id, first.label("first")).where(rows.c.job_id == job_id).group_by(rows.c.custom_id).having(sa.func.count() > 1)
+    twice = repeated.subquery()
+    query = (
+        sa.select(rows.c.row_index, rows.c.custom_id, twice.c.first)
+        .join(twice, sa.and_(rows.c.job_id == job_id, rows.c.custom_id == twice.c.custom_id, rows.c.row_index != twice.c.first))
+        .order_by(rows.c.row_index)
+    )
+    for row in tx.execute(query):
+        yield row.row_index, row.custom_id, row.first
+
+
+def decisions(tx: sa.Connection, job_id: str) -> list[tuple[str, str, str, int]]:
+    """(task, mode, reason, rows), the largest group first."""
+    query = sa.select(rows.c.task, rows.c.mode, rows.c.reason, sa.func.count()).where(rows.c.job_id == job_id)
+    return [tuple(row) for row in tx.execute(query.group_by(rows.c.task, rows.c.mode, rows.c.reason).order_by(sa.func.count().desc()))]

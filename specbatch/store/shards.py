@@ -1,0 +1,144 @@
+"""The shard machine in SQL: claimed by one attempt, written only under that attempt's fence, put back when it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from specbatch.database import now
+from specbatch.domain import Claim, JobStatus, Mode, ShardStatus
+from specbatch.models import jobs, results, rows, shards
+
+Shard = sa.RowMapping
+
+
+def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
+    """Shards as the rows were numbered, in one statement."""
+    grouped = (
+        sa.select(rows.c.job_id, rows.c.shard_no, sa.literal(model), sa.func.min(rows.c.mode), sa.literal(ShardStatus.QUEUED.value), sa.func.count())
+        .where(rows.c.job_id == job_id)
+        .group_by(rows.c.job_id, rows.c.shard_no)
+    )
+    tx.execute(sa.insert(shards).from_select(["job_id", "shard_no", "model", "mode", "status", "rows"], grouped))
+
+
+def claim(tx: sa.Connection, job_id: str, shard_no: int, owner: str, seconds: float) -> tuple[Claim, int] | None:
+    """Take a shard that is queued, or whose holder fell silent: the claim, and the losses it has seen. None when it is somebody else's, or done."""
+    takeable = sa.or_(
+        sa.and_(shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now()),
+        sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()),
+    )
+    live = sa.exists().where(jobs.c.id == job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
+    losses = shards.c.losses + sa.case((shards.c.status == ShardStatus.RUNNING, 1), else_=0)
+    statement = (
+        sa.update(shards)
+        .where(_is(job_id, shard_no), takeable, live)
+        .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, losses=losses, owner=owner, lease_until=now() + seconds)
+        .returning(shards.c.attempt, shards.c.mode, shards.c.losses)
+    )
+    taken = tx.execute(statement).one_or_none()
+    if taken is None:
+        return None
+    endpoint = tx.execute(sa.select(jobs.c.endpoint).where(jobs.c.id == job_id)).scalar_one()
+    return Claim(job_id, shard_no, taken.attempt, endpoint, Mode(taken.mode)), taken.losses
+
+
+def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0, *, done: bool = False) -> bool:
+    """The fence: renew the lease and count, if no newer attempt took the shard. It locks the shard's row until the transaction ends."""
+    values: dict[str, Any] = {"lease_until": now() + seconds, "settled": shards.c.settled + settled}
+    if done:
+        values |= {"status": ShardStatus.DONE, "owner": None}
+    return tx.execute(sa.update(shards).where(_held(claim)).values(values)).rowcount == 1
+
+
+def put_back(tx: sa.Connection, claim: Claim, *, lost: bool, delay: float) -> bool:
+    """Queue a held shard again. `lost` counts against it: its engine died under it."""
+    values = {"status": ShardStatus.QUEUED, "owner": None, "losses": shards.c.losses + int(lost), "not_before": now() + delay, "published_at": 0.0}
+    return tx.execute(sa.update(shards).where(_held(claim)).values(values)).rowcount == 1
+
+
+def expire_leases(tx: sa.Connection, limit: int) -> list[Shard]:
+    """Queue again every shard whose holder fell silent, and count the loss. Compare-and-swap on the attempt: a holder that renews wins."""
+    dead = sa.select(shards.c.job_id, shards.c.shard_no).where(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()).limit(limit)
+    statement = (
+        sa.update(shards)
+        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
+        .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + 1, published_at=0.0)
+        .returning(shards)
+    )
+    return list(tx.execute(statement).mappings())
+
+
+def suspects(tx: sa.Connection, limit: int) -> list[Shard]:
+    """Queued shards that were lost twice or more: one of their rows may be what kills engines."""
+    return list(tx.execute(sa.select(shards).where(shards.c.status == ShardStatus.QUEUED, shards.c.losses >= 2).limit(limit)).mappings())
+
+
+def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
+    """Deal the rows still owed over `pieces` new shards, and end this one. False when somebody took the shard meanwhile."""
+    guard = (_is(shard["job_id"], shard["shard_no"]), shards.c.status == ShardStatus.QUEUED, shards.c.attempt == shard["attempt"])
+    owed = unsettled(tx, shard["job_id"], shard["shard_no"])
+    ended = sa.update(shards).where(*guard).values(status=ShardStatus.DONE, owner=None, rows=shards.c.settled)
+    if tx.execute(ended).rowcount != 1:
+        return False
+    last = tx.execute(sa.select(sa.func.max(shards.c.shard_no)).where(shards.c.job_id == shard["job_id"])).scalar_one()
+    size = -(-len(owed) // pieces)
+    for number, start in enumerate(range(0, len(owed), size), start=last + 1):
+        piece = owed[start : start + size]
+        new = {"job_id": shard["job_id"], "shard_no": number, "model": shard["model"], "mode": shard["mode"], "status": ShardStatus.QUEUED}
+        tx.execute(sa.insert(shards).values(**new, rows=len(piece), losses=1, attempt=0))
+        tx.execute(sa.update(rows).where(rows.c.job_id == shard["job_id"], rows.c.row_index.in_(piece)).values(shard_no=number))
+    return True
+
+
+def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
+    """Indexes of the rows without a result, in order: at most a shard's worth of integers."""
+    settled = sa.exists().where(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index)
+    query = sa.select(rows.c.row_index).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no, ~settled).order_by(rows.c.row_index)
+    return list(tx.execute(query).scalars())
+
+
+def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> Iterator[sa.Row[tuple[int, str, str, str]]]:
+    """(row_index, custom_id, task, body) of the named rows."""
+    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.task, rows.c.body).where(rows.c.job_id == job_id, rows.c.row_index.in_(indexes))
+    return iter(tx.execute(query.order_by(rows.c.row_index)).tuples().all())
+
+
+def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
+    """Take queued shards of a stopped job out of the workers' reach, to be closed. Their attempt grows, so that a late claimant is fenced."""
+    some = sa.select(shards.c.shard_no).where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED).limit(limit)
+    statement = (
+        sa.update(shards)
+        .where(shards.c.job_id == job_id, shards.c.shard_no.in_(some), shards.c.status == ShardStatus.QUEUED)
+        .values(status=ShardStatus.DONE, attempt=shards.c.attempt + 1, owner=None, settled=shards.c.rows)
+        .returning(shards)
+    )
+    return list(tx.execute(statement).mappings())
+
+
+def unpublished(tx: sa.Connection, older_than: float, limit: int) -> list[Shard]:
+    """Queued shards whose message was sent longer than `older_than` seconds ago, or never; the longest waiting first."""
+    stale = (shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now(), shards.c.published_at < now() - older_than)
+    live = sa.exists().where(jobs.c.id == shards.c.job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
+    return list(tx.execute(sa.select(shards).where(*stale, live).order_by(shards.c.published_at, shards.c.shard_no).limit(limit)).mappings())
+
+
+def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:
+    keys = [(shard["job_id"], shard["shard_no"]) for shard in sent]
+    tx.execute(sa.update(shards).where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)).values(published_at=now()))
+
+
+def backlog(tx: sa.Connection) -> list[Any]:
+    """(model, mode, queued shards, oldest publication) of every queue with work."""
+    query = sa.select(shards.c.model, shards.c.mode, sa.func.count(), sa.func.min(jobs.c.created_at)).join(jobs, jobs.c.id == shards.c.job_id)
+    return list(tx.execute(query.where(shards.c.status == ShardStatus.QUEUED).group_by(shards.c.model, shards.c.mode)).tuples())
+
+
+def _is(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:
+    return sa.and_(shards.c.job_id == job_id, shards.c.shard_no == shard_no)
+
+
+def _held(claim: Claim) -> sa.ColumnElement[bool]:
+    return sa.and_(_is(claim.job_id, claim.shard_no), shards.c.attempt == claim.attempt, shards.c.status == ShardStatus.RUNNING)

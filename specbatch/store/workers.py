@@ -1,0 +1,32 @@
+"""The workers that are alive: what they serve, and in which modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from specbatch.database import Database, now
+from specbatch.domain import Mode
+from specbatch.models import workers
+
+Worker = sa.RowMapping
+
+
+def seen(database: Database, tx: sa.Connection, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None) -> None:
+    """A sign of life; the first one registers the worker."""
+    facts = {"model": model, "names": list(names), "modes": [each.value for each in modes], "mode": mode}
+    statement = database.insert(workers).values(id=worker_id, started_at=now(), seen_at=now(), **facts)
+    tx.execute(statement.on_conflict_do_update(index_elements=[workers.c.id], set_={**facts, "seen_at": now()}))
+
+
+def alive(tx: sa.Connection, within_seconds: float) -> list[Worker]:
+    return list(tx.execute(sa.select(workers).where(workers.c.seen_at > now() - within_seconds).order_by(workers.c.started_at)).mappings())
+
+
+def gone(tx: sa.Connection, worker_id: str) -> None:
+    tx.execute(sa.delete(workers).where(workers.c.id == worker_id))
+
+
+def forget(tx: sa.Connection, after_seconds: float) -> None:
+    tx.execute(sa.delete(workers).where(workers.c.seen_at < now() - after_seconds))
