@@ -26,7 +26,8 @@ def resolve_model(settings: Settings) -> str:
     if settings.engine == "scripted" or not has_gpu():
         return BUILTIN_MODEL
     raise UsageError(
-        f"this machine has a GPU and no model is configured: set SPECBATCH_MODEL, for example to Qwen/Qwen2.5-7B-Instruct, or to {BUILTIN_MODEL}"
+        "this machine has a GPU and no model is configured: set SPECBATCH_MODEL (--model), "
+        f"for example to Qwen/Qwen2.5-7B-Instruct, or to {BUILTIN_MODEL}"
     )
 
 
