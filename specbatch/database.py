@@ -19,7 +19,7 @@ from specbatch.errors import ServiceUnavailable
 BUSY_SECONDS = 30
 
 
-class now(FunctionElement[float]):  # noqa: N801 (named as SQL functions are)
+class now(FunctionElement[float]):
     """Seconds since the epoch by the database's clock: the one clock that workers on machines with wrong clocks agree on."""
 
     type = sa.Double()
@@ -47,7 +47,9 @@ class Database:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
-            self._engine = sa.create_engine(self.url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 5})
+            self._engine = sa.create_engine(
+                self.url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 5}
+            )
         self._reader = self._engine.execution_options(begin="DEFERRED")
 
     @contextmanager
@@ -74,7 +76,9 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError) as failure:
-        raise ServiceUnavailable(f"the database does not answer as it should: {failure.orig}; it is tried again", code="database_unavailable") from failure
+        raise ServiceUnavailable(
+            f"the database does not answer as it should: {failure.orig}; it is tried again", code="database_unavailable"
+        ) from failure
     except DBAPIError as failure:
         if failure.connection_invalidated:
             raise ServiceUnavailable(f"the connection to the database was lost: {failure.orig}", code="database_unavailable") from failure

@@ -21,9 +21,9 @@ class JobStatus(StrEnum):
 
 
 JOB_TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
-    JobStatus.VALIDATING: frozenset({JobStatus.FAILED, JobStatus.IN_PROGRESS, JobStatus.CANCELLING, JobStatus.EXPIRED}),
-    JobStatus.IN_PROGRESS: frozenset({JobStatus.FINALIZING, JobStatus.CANCELLING, JobStatus.EXPIRED}),
-    JobStatus.FINALIZING: frozenset({JobStatus.COMPLETED, JobStatus.CANCELLING}),
+    JobStatus.VALIDATING: frozenset({JobStatus.FAILED, JobStatus.IN_PROGRESS, JobStatus.CANCELLING}),
+    JobStatus.IN_PROGRESS: frozenset({JobStatus.FINALIZING, JobStatus.CANCELLING}),
+    JobStatus.FINALIZING: frozenset({JobStatus.COMPLETED, JobStatus.EXPIRED, JobStatus.CANCELLING}),
     JobStatus.CANCELLING: frozenset({JobStatus.CANCELLED}),
     JobStatus.FAILED: frozenset(),
     JobStatus.COMPLETED: frozenset(),

@@ -1,4 +1,4 @@
-"""The tables. Times are seconds since the epoch by the database's clock; bodies are ASCII JSON text, so that any string survives any database."""
+"""The tables. Times are seconds since the epoch by the database's clock; bodies are ASCII JSON text: any string survives any database."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ jobs = Table(
     Column("metadata", JSON),
     Column("errors", JSON),
     Column("created_at", Double, nullable=False),
+    Column("validated_at", Double),  # its rows and shards are complete
     Column("in_progress_at", Double),
     Column("finalizing_at", Double),
     Column("completed_at", Double),

@@ -65,7 +65,9 @@ class Queue:
                 for job_id, shard_no, model, mode in shards:
                     self._app.send_task(RUN_SHARD, args=(job_id, shard_no), queue=queue_name(model, mode), producer=producer)
         except (OperationalError, redis.RedisError, OSError) as failure:
-            raise ServiceUnavailable(f"Redis does not answer: {failure}; shards stay in the database and are sent again", code="redis_unavailable") from failure
+            raise ServiceUnavailable(
+                f"Redis does not answer: {failure}; shards stay in the database and are sent again", code="redis_unavailable"
+            ) from failure
 
     def depth(self, model: str, mode: Mode) -> int:
         """Messages that wait, without those that a worker holds."""

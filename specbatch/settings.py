@@ -85,7 +85,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_lookup(self) -> Settings:
         if self.ngram_lookup_min > self.ngram_lookup_max:
-            raise ValueError(f"ngram_lookup_min ({self.ngram_lookup_min}) is above ngram_lookup_max ({self.ngram_lookup_max}): lower the minimum")
+            raise ValueError(
+                f"ngram_lookup_min ({self.ngram_lookup_min}) is above ngram_lookup_max ({self.ngram_lookup_max}): lower the minimum"
+            )
         return self
 
     @classmethod

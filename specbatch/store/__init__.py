@@ -1,1 +1,1 @@
-"""All SQL. Each function runs inside the caller's transaction; every transition is guarded by the state, and by the attempt, it starts from."""
+"""All SQL. Each function runs in the caller's transaction; every transition is guarded by the state, and the attempt, it starts from."""

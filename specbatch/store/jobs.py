@@ -12,6 +12,7 @@ from specbatch.domain import JOB_TRANSITIONS, TERMINAL, JobStatus, Mode, Outcome
 from specbatch.models import jobs
 
 Job = sa.RowMapping
+_LIVE = [status for status in JobStatus if status not in TERMINAL]
 
 
 def add(
@@ -84,19 +85,36 @@ def held(job: Job) -> sa.ColumnElement[bool]:
 
 
 def renew(tx: sa.Connection, job: Job, seconds: float) -> bool:
-    """Prolong a lease. False when a newer attempt holds the job, or it was stopped: then nothing more may be written for it."""
-    statement = sa.update(jobs).where(held(job), jobs.c.status == job["status"], jobs.c.stop.is_(None)).values(lease_until=now() + seconds)
-    return tx.execute(statement).rowcount == 1
+    """Prolong a lease, and lock the job's row until the transaction ends.
+
+    False when a newer attempt holds the job: then nothing more may be written for it.
+    """
+    return tx.execute(sa.update(jobs).where(held(job)).values(lease_until=now() + seconds)).rowcount == 1
 
 
 def let_go(tx: sa.Connection, job: Job) -> None:
     tx.execute(sa.update(jobs).where(held(job)).values(lease_until=0.0, owner=None))
 
 
+def validated(tx: sa.Connection, job: Job, *, model: str, rows: int) -> None:
+    """The rows are complete. A job that was cancelled meanwhile stays `cancelling`: its rows are settled as cancelled."""
+    tx.execute(sa.update(jobs).where(held(job)).values(validated_at=now(), model=model, rows=rows, owner=None))
+    move(tx, job["id"], JobStatus.IN_PROGRESS)
+
+
+def invalid(tx: sa.Connection, job: Job, errors: Mapping[str, Any]) -> None:
+    """The lines are at fault. A job that was cancelled meanwhile ends as cancelled, with the errors."""
+    tx.execute(sa.update(jobs).where(held(job)).values(validated_at=now(), errors=errors, owner=None))
+    if not move(tx, job["id"], JobStatus.FAILED):
+        move(tx, job["id"], JobStatus.CANCELLED)
+
+
 def stop(tx: sa.Connection, job_id: str, why: Outcome) -> bool:
     """Ask that a job end early. Rows in flight are settled by their workers, the others by `shards.close`."""
-    live = [status for status in JobStatus if status not in TERMINAL]
-    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(live), jobs.c.stop.is_(None)).values(stop=why)).rowcount == 1
+    return (
+        tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(_LIVE), jobs.c.stop.is_(None)).values(stop=why)).rowcount
+        == 1
+    )
 
 
 def overdue(tx: sa.Connection) -> list[str]:
@@ -107,8 +125,18 @@ def overdue(tx: sa.Connection) -> list[str]:
 
 def stopped(tx: sa.Connection) -> list[Job]:
     """Jobs that were asked to end and still have rows to settle."""
-    live = [status for status in JobStatus if status not in TERMINAL]
-    return list(tx.execute(sa.select(jobs).where(jobs.c.stop.is_not(None), jobs.c.status.in_(live), jobs.c.settled < jobs.c.rows)).mappings())
+    owing = (jobs.c.stop.is_not(None), jobs.c.validated_at.is_not(None), jobs.c.status.in_(_LIVE), jobs.c.settled < jobs.c.rows)
+    return list(tx.execute(sa.select(jobs).where(*owing)).mappings())
+
+
+def to_validate() -> sa.ColumnElement[bool]:
+    """A job stopped before its rows are known is validated all the same: each of its lines gets an ending."""
+    return sa.and_(jobs.c.status.in_([JobStatus.VALIDATING, JobStatus.CANCELLING]), jobs.c.validated_at.is_(None))
+
+
+def to_finalize() -> sa.ColumnElement[bool]:
+    ended = jobs.c.status.in_([JobStatus.FINALIZING, JobStatus.CANCELLING])
+    return sa.and_(ended, jobs.c.validated_at.is_not(None), jobs.c.settled >= jobs.c.rows)
 
 
 def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_memory_bytes: int | None) -> Job:

@@ -13,8 +13,8 @@ from specbatch.domain import Outcome, RowResult
 from specbatch.models import measurements, results, rows
 
 
-def add(database: Database, tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch: Sequence[RowResult]) -> None:
-    """Insert outcomes, numbered from `settled_before` + 1. A row that has one already is a fault of the caller's fence, and refused by the key."""
+def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch: Sequence[RowResult]) -> None:
+    """Insert outcomes, numbered from `settled_before` + 1. The fence allows no second outcome of a row; the primary key refuses it."""
     values = [
         {
             "job_id": job_id,
@@ -29,13 +29,7 @@ def add(database: Database, tx: sa.Connection, job_id: str, attempt: int, settle
         }
         for sequence, result in enumerate(batch, start=settled_before + 1)
     ]
-    tx.execute(database.insert(results).values(settled_at=now()), values)
-
-
-def known(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> set[int]:
-    """Which of these rows have an outcome already."""
-    query = sa.select(results.c.row_index).where(results.c.job_id == job_id, results.c.row_index.in_(indexes))
-    return set(tx.execute(query).scalars())
+    tx.execute(sa.insert(results).values(settled_at=now()), values)
 
 
 def measure(tx: sa.Connection, job_id: str, model: str, mode: str, tasks: Mapping[int, str], batch: Sequence[RowResult]) -> None:
@@ -65,8 +59,10 @@ def measure(tx: sa.Connection, job_id: str, model: str, mode: str, tasks: Mappin
         tx.execute(sa.insert(measurements).values(measured_at=now()), values)
 
 
-def close_shard(tx: sa.Connection, job_id: str, shard_no: int, attempt: int, settled_before: int, outcome: Outcome, error: tuple[str, str]) -> int:
-    """Give every row still owed of a shard the same ending, in one statement. Answers how many there were."""
+def add_alike(
+    tx: sa.Connection, job_id: str, shard_no: int, attempt: int, settled_before: int, outcome: Outcome, error: tuple[str, str]
+) -> None:
+    """Give every row that a shard still owes the same ending, in one statement."""
     settled = sa.exists().where(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index)
     owed = sa.select(
         rows.c.job_id,
@@ -79,16 +75,23 @@ def close_shard(tx: sa.Connection, job_id: str, shard_no: int, attempt: int, set
         now(),
     ).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no, ~settled)
     columns = ["job_id", "row_index", "sequence", "attempt", "outcome", "error_code", "error_message", "settled_at"]
-    return tx.execute(sa.insert(results).from_select(columns, owed)).rowcount
+    tx.execute(sa.insert(results).from_select(columns, owed))
 
 
-def in_input_order(database: Database, job_id: str, size: int = 500) -> Iterator[sa.RowMapping]:
-    """Every outcome of a job by row_index, `size` at a time, each page in a transaction of its own: constant memory, no long snapshot."""
+def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: int = 500) -> Iterator[sa.RowMapping]:
+    """A job's successes, or its other outcomes, by row_index, `size` at a time, each page in a transaction of its own: constant memory."""
+    kind = results.c.outcome == Outcome.SUCCEEDED if succeeded else results.c.outcome != Outcome.SUCCEEDED
+    query = (
+        sa.select(rows.c.custom_id, results)
+        .join(rows, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
+        .where(results.c.job_id == job_id, kind)
+        .order_by(results.c.row_index)
+        .limit(size)
+    )
     after = -1
     while True:
-        query = sa.select(rows.c.custom_id, results).join(results, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
         with database.read() as tx:
-            page = tx.execute(query.where(rows.c.job_id == job_id, rows.c.row_index > after).order_by(rows.c.row_index).limit(size)).mappings().all()
+            page = tx.execute(query.where(results.c.row_index > after)).mappings().all()
         yield from page
         if len(page) < size:
             return

@@ -23,7 +23,12 @@ def drop(tx: sa.Connection, job_id: str) -> None:
 def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]:
     """(row_index, custom_id, index of the first row with that id) of every repeated custom_id, found by the database in constant memory."""
     first = sa.func.min(rows.c.row_index)
-    repeated = sa.select(rows.c.custom_id, first.label("first")).where(rows.c.job_id == job_id).group_by(rows.c.custom_id).having(sa.func.count() > 1)
+    repeated = (
+        sa.select(rows.c.custom_id, first.label("first"))
+        .where(rows.c.job_id == job_id)
+        .group_by(rows.c.custom_id)
+        .having(sa.func.count() > 1)
+    )
     twice = repeated.subquery()
     query = (
         sa.select(rows.c.row_index, rows.c.custom_id, twice.c.first)

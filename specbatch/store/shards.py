@@ -17,7 +17,14 @@ Shard = sa.RowMapping
 def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
     """Shards as the rows were numbered, in one statement."""
     grouped = (
-        sa.select(rows.c.job_id, rows.c.shard_no, sa.literal(model), sa.func.min(rows.c.mode), sa.literal(ShardStatus.QUEUED.value), sa.func.count())
+        sa.select(
+            rows.c.job_id,
+            rows.c.shard_no,
+            sa.literal(model),
+            sa.func.min(rows.c.mode),
+            sa.literal(ShardStatus.QUEUED.value),
+            sa.func.count(),
+        )
         .where(rows.c.job_id == job_id)
         .group_by(rows.c.job_id, rows.c.shard_no)
     )
@@ -25,7 +32,7 @@ def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
 
 
 def claim(tx: sa.Connection, job_id: str, shard_no: int, owner: str, seconds: float) -> tuple[Claim, int] | None:
-    """Take a shard that is queued, or whose holder fell silent: the claim, and the losses it has seen. None when it is somebody else's, or done."""
+    """Take a shard that is queued, or whose holder fell silent: the claim, and the losses it has seen. None when it is not to be had."""
     takeable = sa.or_(
         sa.and_(shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now()),
         sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()),
@@ -55,16 +62,28 @@ def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0, *, d
 
 def put_back(tx: sa.Connection, claim: Claim, *, lost: bool, delay: float) -> bool:
     """Queue a held shard again. `lost` counts against it: its engine died under it."""
-    values = {"status": ShardStatus.QUEUED, "owner": None, "losses": shards.c.losses + int(lost), "not_before": now() + delay, "published_at": 0.0}
+    values = {
+        "status": ShardStatus.QUEUED,
+        "owner": None,
+        "losses": shards.c.losses + int(lost),
+        "not_before": now() + delay,
+        "published_at": 0.0,
+    }
     return tx.execute(sa.update(shards).where(_held(claim)).values(values)).rowcount == 1
 
 
 def expire_leases(tx: sa.Connection, limit: int) -> list[Shard]:
     """Queue again every shard whose holder fell silent, and count the loss. Compare-and-swap on the attempt: a holder that renews wins."""
-    dead = sa.select(shards.c.job_id, shards.c.shard_no).where(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()).limit(limit)
+    dead = (
+        sa.select(shards.c.job_id, shards.c.shard_no)
+        .where(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
+        .limit(limit)
+    )
     statement = (
         sa.update(shards)
-        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
+        .where(
+            sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()
+        )
         .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + 1, published_at=0.0)
         .returning(shards)
     )
@@ -93,6 +112,12 @@ def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
     return True
 
 
+def end(tx: sa.Connection, shard: Shard) -> bool:
+    """End a queued shard; the caller settles what it owes in the same transaction. False when somebody took it meanwhile."""
+    guard = (_is(shard["job_id"], shard["shard_no"]), shards.c.status == ShardStatus.QUEUED, shards.c.attempt == shard["attempt"])
+    return tx.execute(sa.update(shards).where(*guard).values(status=ShardStatus.DONE, owner=None, settled=shards.c.rows)).rowcount == 1
+
+
 def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
     """Indexes of the rows without a result, in order: at most a shard's worth of integers."""
     settled = sa.exists().where(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index)
@@ -102,12 +127,14 @@ def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
 
 def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> Iterator[sa.Row[tuple[int, str, str, str]]]:
     """(row_index, custom_id, task, body) of the named rows."""
-    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.task, rows.c.body).where(rows.c.job_id == job_id, rows.c.row_index.in_(indexes))
+    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.task, rows.c.body).where(
+        rows.c.job_id == job_id, rows.c.row_index.in_(indexes)
+    )
     return iter(tx.execute(query.order_by(rows.c.row_index)).tuples().all())
 
 
 def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
-    """Take queued shards of a stopped job out of the workers' reach, to be closed. Their attempt grows, so that a late claimant is fenced."""
+    """End queued shards of a stopped job; the caller settles what they owe in the same transaction. A late holder is fenced by the attempt."""
     some = sa.select(shards.c.shard_no).where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED).limit(limit)
     statement = (
         sa.update(shards)
@@ -118,22 +145,29 @@ def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
     return list(tx.execute(statement).mappings())
 
 
-def unpublished(tx: sa.Connection, older_than: float, limit: int) -> list[Shard]:
-    """Queued shards whose message was sent longer than `older_than` seconds ago, or never; the longest waiting first."""
+def queues(tx: sa.Connection) -> list[tuple[str, str]]:
+    """(model, mode) of every queue that shards wait in."""
+    query = sa.select(shards.c.model, shards.c.mode).where(shards.c.status == ShardStatus.QUEUED).distinct()
+    return [(row.model, row.mode) for row in tx.execute(query)]
+
+
+def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, limit: int) -> list[Shard]:
+    """Shards of one queue whose message was sent longer than `older_than` seconds ago, or never; those of the oldest batch first."""
     stale = (shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now(), shards.c.published_at < now() - older_than)
-    live = sa.exists().where(jobs.c.id == shards.c.job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
-    return list(tx.execute(sa.select(shards).where(*stale, live).order_by(shards.c.published_at, shards.c.shard_no).limit(limit)).mappings())
+    query = (
+        sa.select(shards)
+        .join(jobs, jobs.c.id == shards.c.job_id)
+        .where(shards.c.model == model, shards.c.mode == mode, *stale, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
+        .order_by(jobs.c.created_at, shards.c.job_id, shards.c.shard_no)
+        .limit(limit)
+    )
+    return list(tx.execute(query).mappings())
 
 
 def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:
-    keys = [(shard["job_id"], shard["shard_no"]) for shard in sent]
-    tx.execute(sa.update(shards).where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)).values(published_at=now()))
-
-
-def backlog(tx: sa.Connection) -> list[Any]:
-    """(model, mode, queued shards, oldest publication) of every queue with work."""
-    query = sa.select(shards.c.model, shards.c.mode, sa.func.count(), sa.func.min(jobs.c.created_at)).join(jobs, jobs.c.id == shards.c.job_id)
-    return list(tx.execute(query.where(shards.c.status == ShardStatus.QUEUED).group_by(shards.c.model, shards.c.mode)).tuples())
+    if sent:
+        keys = [(shard["job_id"], shard["shard_no"]) for shard in sent]
+        tx.execute(sa.update(shards).where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)).values(published_at=now()))
 
 
 def _is(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:

@@ -13,7 +13,9 @@ from specbatch.models import workers
 Worker = sa.RowMapping
 
 
-def seen(database: Database, tx: sa.Connection, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None) -> None:
+def seen(
+    database: Database, tx: sa.Connection, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None
+) -> None:
     """A sign of life; the first one registers the worker."""
     facts = {"model": model, "names": list(names), "modes": [each.value for each in modes], "mode": mode}
     statement = database.insert(workers).values(id=worker_id, started_at=now(), seen_at=now(), **facts)

@@ -1,0 +1,137 @@
+"""Lines of batch files: requests in, outcomes out. Lines end at a newline byte and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+ENDPOINTS = {
+    "/v1/chat/completions": ("messages", "Messages parameter is required."),
+    "/v1/completions": ("prompt", "Prompt parameter is required."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An entry of a batch's `errors.data`."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+    def entry(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "param": self.param, "line": self.line}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    custom_id: str
+    model: str
+    body: dict[str, Any]
+
+
+def read(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """(line number from 1, bytes without the newline) of each line.
+
+    A line longer than `max_bytes` comes cut, one byte over. Blank last lines are skipped.
+    """
+    with path.open("rb") as file:
+        number = 0
+        blank: list[int] = []
+        while line := file.readline(max_bytes + 1):
+            number += 1
+            whole = line.endswith(b"\n")
+            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            if number == 1:
+                text = text.removeprefix(b"\xef\xbb\xbf")
+            if not text.strip():
+                blank.append(number)
+                continue
+            for earlier in blank:
+                yield earlier, b""
+            blank.clear()
+            yield number, text
+            while not whole and len(line) > max_bytes:
+                line = file.readline(max_bytes + 1)
+                whole = line.endswith(b"\n")
+
+
+def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Request | None, list[Problem]]:
+    """A line as a request, and everything that is wrong with it. The request comes too where only its body is at fault."""
+    if len(line) > max_bytes:
+        return None, [Problem("invalid_request", f"This line is longer than {max_bytes} bytes.", None, number)]
+    try:
+        value = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None, [Problem("invalid_json_line", "This line is not parseable as valid JSON.", None, number)]
+    if not isinstance(value, dict):
+        return None, [Problem("invalid_json_line", "This line is valid JSON, but not an object.", None, number)]
+    problems = [
+        Problem("missing_required_parameter", f"Missing required parameter: '{name}'.", name, number)
+        for name in ("custom_id", "method", "url", "body")
+        if value.get(name) is None
+    ]
+    problems += _envelope_problems(value, number, endpoint)
+    body = value.get("body")
+    if isinstance(body, dict):
+        problems += _body_problems(body, number, endpoint)
+    custom_id = value.get("custom_id")
+    if not _storable(custom_id):
+        return None, problems
+    return Request(
+        custom_id, str(body.get("model") or "") if isinstance(body, dict) else "", body if isinstance(body, dict) else {}
+    ), problems
+
+
+def _envelope_problems(value: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
+    if value.get("custom_id") is not None and not _storable(value["custom_id"]):
+        yield Problem(
+            "invalid_type",
+            "custom_id must be a non-empty string of at most 512 characters without NUL or lone surrogates.",
+            "custom_id",
+            number,
+        )
+    if value.get("method") not in (None, "POST"):
+        yield Problem("invalid_value", "The method must be 'POST'.", "method", number)
+    if value.get("url") not in (None, endpoint):
+        yield Problem("invalid_url", "The URL provided for this request does not match the batch endpoint.", "url", number)
+    if value.get("body") is not None and not isinstance(value["body"], dict):
+        yield Problem("invalid_type", "The body must be a JSON object.", "body", number)
+
+
+def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
+    if not isinstance(body.get("model"), str) or not body["model"]:
+        yield Problem("invalid_request", "Model parameter is required.", "body.model", number)
+    required, message = ENDPOINTS[endpoint]
+    if body.get(required) is None:
+        yield Problem("invalid_request", message, f"body.{required}", number)
+    if body.get("stream"):
+        yield Problem("streaming_unsupported", "Chat Completions: Streaming is not supported in the Batch API.", "body.stream", number)
+
+
+def _storable(custom_id: object) -> bool:
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
+        return False
+    return not any("\ud800" <= char <= "\udfff" for char in custom_id)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def dump(row: Mapping[str, Any]) -> bytes:
+    """An output or error line of a settled row (custom_id, outcome, status_code, body, error_code, error_message, job_id, row_index)."""
+    response = None
+    if row["body"] is not None:
+        response = {
+            "status_code": row["status_code"],
+            "request_id": f"req_{row['job_id'][6:]}_{row['row_index']}",
+            "body": json.loads(row["body"]),
+        }
+    error = None if row["error_code"] is None else {"code": row["error_code"], "message": row["error_message"]}
+    line = {"id": f"batch_req_{row['job_id'][6:]}_{row['row_index']}", "custom_id": row["custom_id"], "response": response, "error": error}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"

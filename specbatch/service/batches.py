@@ -1,0 +1,127 @@
+"""Batches as their user sees them: submit, look, stop, read."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from specbatch.context import Context
+from specbatch.domain import TERMINAL, JobStatus, Mode, Outcome, TaskType
+from specbatch.errors import Conflict, InvalidRequest, NotFound
+from specbatch.lines import ENDPOINTS
+from specbatch.store import files, jobs, results, rows
+from specbatch.wire import WINDOW_SECONDS, BatchObject
+
+
+class OutputExpiry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    anchor: str = Field(pattern="^created_at$")
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class NewBatch(BaseModel):
+    """What a user submits. `mode` is ours; a task type is named under metadata.task."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+    output_expires_after: OutputExpiry | None = None
+    mode: Mode | None = None
+
+
+def submit(ctx: Context, new: NewBatch) -> BatchObject:
+    """Accept a batch; its lines are validated afterwards. Raises InvalidRequest naming the parameter."""
+    if new.endpoint not in ENDPOINTS:
+        raise InvalidRequest(
+            f"Invalid endpoint {new.endpoint!r}: use one of {', '.join(ENDPOINTS)}.", code="invalid_value", param="endpoint"
+        )
+    if new.completion_window not in WINDOW_SECONDS:
+        raise InvalidRequest(
+            f"Invalid completion_window {new.completion_window!r}: use {', '.join(WINDOW_SECONDS)}.",
+            code="invalid_value",
+            param="completion_window",
+        )
+    _check_metadata(new.metadata or {})
+    with ctx.database.write() as tx:
+        if files.get(tx, new.input_file_id) is None:
+            raise InvalidRequest(f"No such File object: {new.input_file_id}", code="invalid_value", param="input_file_id")
+        job = jobs.add(
+            tx,
+            f"batch_{secrets.token_hex(12)}",
+            endpoint=new.endpoint,
+            input_file_id=new.input_file_id,
+            completion_window=new.completion_window,
+            window_seconds=WINDOW_SECONDS[new.completion_window],
+            metadata=new.metadata,
+            output_expires_seconds=new.output_expires_after and new.output_expires_after.seconds,
+            task=_named_task(new.metadata or {}),
+            mode=new.mode,
+        )
+    return BatchObject.of(job)
+
+
+def get(ctx: Context, job_id: str) -> BatchObject:
+    with ctx.database.read() as tx:
+        return BatchObject.of(_existing(jobs.get(tx, job_id), job_id))
+
+
+def page(ctx: Context, *, after: str | None = None, limit: int = 20) -> list[BatchObject]:
+    """Newest first."""
+    with ctx.database.read() as tx:
+        behind = None if after is None else _existing(jobs.get(tx, after), after)
+        return [BatchObject.of(job) for job in jobs.page(tx, behind, limit)]
+
+
+def cancel(ctx: Context, job_id: str) -> BatchObject:
+    """Ask a batch to end. Asking twice is allowed; a batch that ended otherwise raises Conflict."""
+    with ctx.database.write() as tx:
+        job = _existing(jobs.get(tx, job_id), job_id)
+        status = JobStatus(job["status"])
+        if status in TERMINAL and status is not JobStatus.CANCELLED:
+            raise Conflict(f"Cannot cancel a batch with status '{status}'.")
+        if status is not JobStatus.CANCELLED and jobs.move(tx, job_id, JobStatus.CANCELLING):
+            jobs.stop(tx, job_id, Outcome.CANCELLED)
+        return BatchObject.of(_existing(jobs.get(tx, job_id), job_id))
+
+
+def outcomes(ctx: Context, job_id: str, *, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+    """Rows that finished, in the order they were settled, from the one after sequence number `after`, with their measurements."""
+    with ctx.database.read() as tx:
+        _existing(jobs.get(tx, job_id), job_id)
+        return [dict(row) for row in results.since(tx, job_id, after, limit)]
+
+
+def decisions(ctx: Context, job_id: str) -> list[tuple[str, str, str, int]]:
+    """(task, mode, reason, rows) of a batch."""
+    with ctx.database.read() as tx:
+        _existing(jobs.get(tx, job_id), job_id)
+        return rows.decisions(tx, job_id)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > 16:
+        raise InvalidRequest(f"metadata has {len(metadata)} pairs: at most 16 are kept.", code="invalid_value", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > 64 or len(value) > 512:
+            message = "metadata keys have at most 64 characters, values at most 512."
+            raise InvalidRequest(message, code="invalid_value", param=f"metadata.{key[:64]}")
+
+
+def _named_task(metadata: Mapping[str, str]) -> TaskType | None:
+    named = metadata.get("task")
+    try:
+        return None if named is None else TaskType(named)
+    except ValueError:
+        raise InvalidRequest(
+            f"Unknown task {named!r}: use one of {', '.join(TaskType)}.", code="invalid_value", param="metadata.task"
+        ) from None
+
+
+def _existing(job: jobs.Job | None, job_id: str) -> jobs.Job:
+    if job is None:
+        raise NotFound(f"No batch found with id '{job_id}'.", param="id")
+    return job

@@ -1,0 +1,135 @@
+"""What a worker does to a shard: claim it, read its rows, settle them under the fence, hand it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import sqlalchemy as sa
+
+from specbatch.context import Context
+from specbatch.domain import Claim, Mode, Outcome, Row, RowResult
+from specbatch.store import jobs, results, shards, workers
+
+WINDOW_ROWS = 64  # bodies held in memory at a time, beyond those in flight
+
+
+class Standing(Enum):
+    """Where a claim stands after a write."""
+
+    HELD = auto()
+    FENCED = auto()  # a newer attempt has the shard: nothing was written
+    CANCELLED = auto()  # written; the job's remaining rows shall end as cancelled
+    EXPIRED = auto()
+
+
+_STOPS = {None: Standing.HELD, Outcome.CANCELLED: Standing.CANCELLED, Outcome.EXPIRED: Standing.EXPIRED}
+CLOSINGS = {
+    Outcome.CANCELLED: ("batch_cancelled", "This request was not executed because the batch was cancelled."),
+    Outcome.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A claimed shard: the rows it still owes, and whether it has seen an engine or a worker die (then it runs alone)."""
+
+    claim: Claim
+    owed: tuple[int, ...]
+    suspect: bool
+
+
+def claim(ctx: Context, job_id: str, shard_no: int, owner: str) -> Taken | None:
+    """Take a shard, or None when it is not to be had: done, stopped, or in another worker's hands."""
+    with ctx.database.write() as tx:
+        taken = shards.claim(tx, job_id, shard_no, owner, ctx.settings.lease_seconds)
+        if taken is None:
+            return None
+        jobs.stamp_first_claim(tx, job_id)
+        return Taken(taken[0], tuple(shards.unsettled(tx, job_id, shard_no)), taken[1] > 0)
+
+
+def rows(ctx: Context, taken: Taken) -> Iterator[tuple[Row, str]]:
+    """(row, task) for each row a claimed shard owes, a window of bodies at a time."""
+    for start in range(0, len(taken.owed), WINDOW_ROWS):
+        with ctx.database.read() as tx:
+            window = list(shards.bodies(tx, taken.claim.job_id, taken.owed[start : start + WINDOW_ROWS]))
+        for row_index, custom_id, task, body in window:
+            yield Row(row_index, custom_id, json.loads(body)), task
+
+
+def settle(
+    ctx: Context,
+    claim: Claim,
+    batch: Sequence[RowResult],
+    tasks: dict[int, str],
+    *,
+    done: bool = False,
+    peak_memory_bytes: int | None = None,
+) -> Standing:
+    """Write outcomes and renew the lease in one transaction, if the claim still holds. `done` ends the shard in the same transaction."""
+    with ctx.database.write() as tx:
+        if not shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch), done=done):
+            return Standing.FENCED
+        job = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
+        results.add(tx, claim.job_id, claim.attempt, job["settled"] - len(batch), batch)
+        results.measure(tx, claim.job_id, job["model"], claim.mode, tasks, batch)
+        return _STOPS[job["stop"]]
+
+
+def renew(ctx: Context, claim: Claim) -> Standing:
+    """Prolong the lease while nothing is ready to settle."""
+    with ctx.database.write() as tx:
+        if not shards.hold(tx, claim, ctx.settings.lease_seconds):
+            return Standing.FENCED
+        job = jobs.get(tx, claim.job_id)
+        return Standing.FENCED if job is None else _STOPS[job["stop"]]
+
+
+def close(ctx: Context, claim: Claim, why: Outcome) -> Standing:
+    """End a held shard whose job was stopped: every row still owed is settled as `why`."""
+    with ctx.database.write() as tx:
+        if not shards.hold(tx, claim, ctx.settings.lease_seconds):
+            return Standing.FENCED
+        owed = settle_alike(tx, claim.job_id, claim.shard_no, claim.attempt, why, CLOSINGS[why])
+        shards.hold(tx, claim, ctx.settings.lease_seconds, owed, done=True)
+        return Standing.HELD
+
+
+def settle_alike(tx: sa.Connection, job_id: str, shard_no: int, attempt: int, outcome: Outcome, error: tuple[str, str]) -> int:
+    """Settle every row that a shard still owes with one ending. The caller holds the shard's row. Answers how many there were."""
+    owed = len(shards.unsettled(tx, job_id, shard_no))
+    job = jobs.add_settled(tx, job_id, {"settled": owed}, None)
+    results.add_alike(tx, job_id, shard_no, attempt, job["settled"] - owed, outcome, error)
+    return owed
+
+
+def hand_back(ctx: Context, claim: Claim, *, lost: bool, delay: float = 0.0) -> None:
+    """Queue a shard again: `lost` when its engine died under it, else because this worker stops."""
+    with ctx.database.write() as tx:
+        shards.put_back(tx, claim, lost=lost, delay=delay)
+
+
+def alive(ctx: Context, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None) -> None:
+    with ctx.database.write() as tx:
+        workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, mode=mode)
+
+
+def gone(ctx: Context, worker_id: str) -> None:
+    with ctx.database.write() as tx:
+        workers.gone(tx, worker_id)
+
+
+def _totals(batch: Sequence[RowResult]) -> dict[str, int]:
+    costs = [result.measurement for result in batch if result.measurement is not None]
+    return {
+        "settled": len(batch),
+        "succeeded": sum(result.outcome is Outcome.SUCCEEDED for result in batch),
+        "prompt_tokens": sum(cost.prompt_tokens for cost in costs),
+        "cached_tokens": sum(cost.cached_tokens for cost in costs),
+        "generated_tokens": sum(cost.generated_tokens for cost in costs),
+        "drafted_tokens": sum(cost.drafted_tokens for cost in costs),
+        "accepted_tokens": sum(cost.accepted_tokens for cost in costs),
+    }

@@ -1,0 +1,124 @@
+"""What the reconciler keeps true, whoever died: each verb is safe to run anywhere, any number of times, at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbatch.context import Context
+from specbatch.domain import Mode, Outcome
+from specbatch.service.files import path
+from specbatch.service.shards import CLOSINGS, settle_alike
+from specbatch.store import files, jobs, shards, workers
+
+SOME = 500  # shards handled in one transaction
+RESEND_SECONDS = 5.0  # a message older than this, whose queue is empty, was lost
+RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
+PIECES = 4  # into which a suspect shard is split
+WORKER_MEMORY_SECONDS = 7 * 86_400.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a sweep did."""
+
+    published: int = 0
+    leases_expired: int = 0
+    split: int = 0
+    rows_failed: int = 0
+    closed: int = 0
+    jobs_expired: int = 0
+    files_expired: int = 0
+
+
+def sweep(ctx: Context) -> Tally:
+    """Everything that was lost or is overdue, once. Raises ServiceUnavailable when the database or Redis does not answer."""
+    tally = Tally()
+    expire_leases(ctx, tally)
+    part_suspects(ctx, tally)
+    expire_jobs(ctx, tally)
+    close_stopped(ctx, tally)
+    expire_files(ctx, tally)
+    publish(ctx, tally)
+    return tally
+
+
+def expire_leases(ctx: Context, tally: Tally) -> None:
+    with ctx.database.write() as tx:
+        tally.leases_expired += len(shards.expire_leases(tx, SOME))
+
+
+def part_suspects(ctx: Context, tally: Tally) -> None:
+    """Split what was lost twice, until a row that kills engines stands alone; alone and lost too often, it fails."""
+    with ctx.database.read() as tx:
+        suspects = shards.suspects(tx, SOME)
+    for shard in suspects:
+        with ctx.database.write() as tx:
+            owed = len(shards.unsettled(tx, shard["job_id"], shard["shard_no"]))
+            if owed > 1:
+                tally.split += shards.split(tx, shard, PIECES)
+            elif owed == 0 or shard["losses"] >= ctx.settings.max_attempts:
+                message = f"The engine or its worker died {shard['losses']} times while this request ran; it was given up."
+                if shards.end(tx, shard):
+                    tally.rows_failed += settle_alike(
+                        tx, shard["job_id"], shard["shard_no"], shard["attempt"], Outcome.FAILED, ("engine_died", message)
+                    )
+
+
+def expire_jobs(ctx: Context, tally: Tally) -> None:
+    with ctx.database.read() as tx:
+        late = jobs.overdue(tx)
+    for job_id in late:
+        with ctx.database.write() as tx:
+            tally.jobs_expired += jobs.stop(tx, job_id, Outcome.EXPIRED)
+
+
+def close_stopped(ctx: Context, tally: Tally) -> None:
+    """Settle the rows of stopped jobs that no worker holds. Those in a worker's hands are settled by it, or after its lease."""
+    with ctx.database.read() as tx:
+        stopped = jobs.stopped(tx)
+    for job in stopped:
+        why = Outcome(job["stop"])
+        while True:
+            with ctx.database.write() as tx:
+                seized = shards.seize(tx, job["id"], SOME)
+                for shard in seized:
+                    settle_alike(tx, job["id"], shard["shard_no"], shard["attempt"], why, CLOSINGS[why])
+            tally.closed += len(seized)
+            if len(seized) < SOME:
+                break
+
+
+def expire_files(ctx: Context, tally: Tally) -> None:
+    with ctx.database.read() as tx:
+        dead = files.expired(tx, SOME)
+    for file_id in dead:
+        with ctx.database.write() as tx:
+            files.delete(tx, file_id)
+        path(ctx, file_id).unlink(missing_ok=True)
+        tally.files_expired += 1
+
+
+def publish(ctx: Context, tally: Tally) -> None:
+    """Send a message for every queued shard that has none.
+
+    A shard whose queue still holds messages is left alone for long: it is probably behind them. One whose queue is empty was lost.
+    """
+    assert ctx.queue is not None, "the process that sweeps needs a queue"
+    with ctx.database.read() as tx:
+        queues = [(model, Mode(mode)) for model, mode in shards.queues(tx)]
+    for model, mode in queues:
+        patience = RESEND_SECONDS if ctx.queue.depth(model, mode) == 0 else RESEND_ANYWAY_SECONDS
+        while True:
+            with ctx.database.read() as tx:
+                lost = shards.unpublished(tx, model, mode, patience, SOME)
+            ctx.queue.publish((shard["job_id"], shard["shard_no"], model, mode) for shard in lost)
+            with ctx.database.write() as tx:
+                shards.stamp_published(tx, lost)
+            tally.published += len(lost)
+            if len(lost) < SOME:
+                break
+
+
+def forget_workers(ctx: Context) -> None:
+    with ctx.database.write() as tx:
+        workers.forget(tx, WORKER_MEMORY_SECONDS)
