@@ -46,6 +46,7 @@ def upgrade() -> None:
         sa.Column("metadata", sa.JSON(), nullable=True),
         sa.Column("errors", sa.JSON(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("validated_at", sa.Double(), nullable=True),
         sa.Column("in_progress_at", sa.Double(), nullable=True),
         sa.Column("finalizing_at", sa.Double(), nullable=True),
         sa.Column("completed_at", sa.Double(), nullable=True),
