@@ -40,6 +40,7 @@ jobs = Table(
     Column("model", Text),
     Column("named_task", String(16)),
     Column("named_mode", String(16)),
+    Column("run_key", String(64), index=True),  # of the `specbatch run` that still owes its user the output
     Column("metadata", JSON),
     Column("errors", JSON),
     Column("created_at", Double, nullable=False),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from specbatch.domain import Mode
@@ -15,6 +15,11 @@ from specbatch.errors import UsageError
 
 BUILTIN_MODEL = "builtin:smollm2-135m"
 DEFAULT_ALIAS = "default"  # every worker answers to it, so that an example file fits any model
+
+_SCHEMES = {
+    "redis_url": ("redis", "rediss", "redis+socket"),
+    "database_url": ("postgresql", "postgres", "postgresql+psycopg", "sqlite"),
+}
 
 
 class Settings(BaseSettings):
@@ -40,6 +45,8 @@ class Settings(BaseSettings):
     enforce_eager: bool = Field(False, description="Skip compilation and graph capture: starts sooner, decodes slower.")
     trust_remote_code: bool = False
     quantization: str | None = None
+    tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice auto needs it.")
+    reasoning_parser: str | None = Field(None, description="vLLM's parser of the model's reasoning, for example qwen3.")
 
     draft: str | None = Field(None, description="The draft model of mode draft_model: an id or a folder.")
     draft_tokens: int = Field(5, ge=1, le=16, description="K: tokens drafted a step in mode draft_model.")
@@ -70,6 +77,14 @@ class Settings(BaseSettings):
     @classmethod
     def _split_commas(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("redis_url", "database_url")
+    @classmethod
+    def _check_scheme(cls, value: str | None, info: ValidationInfo) -> str | None:
+        schemes = _SCHEMES[str(info.field_name)]
+        if value is not None and value.partition("://")[0] not in schemes:
+            raise ValueError(f"write it as {schemes[0]}://...")
+        return value
 
     @field_validator("tokens_by_batch_size", mode="before")
     @classmethod
@@ -120,6 +135,18 @@ class Settings(BaseSettings):
         if self.database_url is None:
             return f"sqlite:///{self.home / 'specbatch.db'}"
         return self.database_url.replace("postgres://", "postgresql://", 1)
+
+    def environment(self) -> dict[str, str]:
+        """Every setting that was set, from wherever, as SPECBATCH_* variables: a child process that reads them has the same settings."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+        given["data_dir"] = self.home
+        return {f"SPECBATCH_{name.upper()}": _render(value) for name, value in given.items() if value is not None}
+
+
+def _render(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(f"{part[0]}-{part[1]}:{part[2]}" if isinstance(part, tuple) else str(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def load(**flags: object) -> Settings:

@@ -43,6 +43,7 @@ def upgrade() -> None:
         sa.Column("model", sa.Text(), nullable=True),
         sa.Column("named_task", sa.String(length=16), nullable=True),
         sa.Column("named_mode", sa.String(length=16), nullable=True),
+        sa.Column("run_key", sa.String(length=64), nullable=True),
         sa.Column("metadata", sa.JSON(), nullable=True),
         sa.Column("errors", sa.JSON(), nullable=True),
         sa.Column("created_at", sa.Double(), nullable=False),
@@ -72,6 +73,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     op.create_index(op.f("ix_jobs_created_at_id"), "jobs", ["created_at", "id"])
+    op.create_index(op.f("ix_jobs_run_key"), "jobs", ["run_key"])
     op.create_index(op.f("ix_jobs_status"), "jobs", ["status"])
 
     op.create_table(

@@ -33,8 +33,11 @@ class NewBatch(BaseModel):
     mode: Mode | None = None
 
 
-def submit(ctx: Context, new: NewBatch) -> BatchObject:
-    """Accept a batch; its lines are validated afterwards. Raises InvalidRequest naming the parameter."""
+def submit(ctx: Context, new: NewBatch, run_key: str | None = None) -> BatchObject:
+    """Accept a batch; its lines are validated afterwards. Raises InvalidRequest naming the parameter.
+
+    `run_key` lets the command that submitted it find it again after an interruption, until `delivered`.
+    """
     if new.endpoint not in ENDPOINTS:
         raise InvalidRequest(
             f"Invalid endpoint {new.endpoint!r}: use one of {', '.join(ENDPOINTS)}.", code="invalid_value", param="endpoint"
@@ -60,6 +63,7 @@ def submit(ctx: Context, new: NewBatch) -> BatchObject:
             output_expires_seconds=new.output_expires_after and new.output_expires_after.seconds,
             task=_named_task(new.metadata or {}),
             mode=new.mode,
+            run_key=run_key,
         )
     return BatchObject.of(job)
 
@@ -67,6 +71,19 @@ def submit(ctx: Context, new: NewBatch) -> BatchObject:
 def get(ctx: Context, job_id: str) -> BatchObject:
     with ctx.database.read() as tx:
         return BatchObject.of(_existing(jobs.get(tx, job_id), job_id))
+
+
+def interrupted(ctx: Context, run_key: str) -> BatchObject | None:
+    """The batch that an earlier command submitted under this key, and whose output it did not deliver."""
+    with ctx.database.read() as tx:
+        job = jobs.owing_run(tx, run_key)
+        return None if job is None else BatchObject.of(job)
+
+
+def delivered(ctx: Context, job_id: str) -> None:
+    """The command that submitted a batch owes its user nothing more: its key means a new batch from now on."""
+    with ctx.database.write() as tx:
+        jobs.forget_run(tx, job_id)
 
 
 def page(ctx: Context, *, after: str | None = None, limit: int = 20) -> list[BatchObject]:

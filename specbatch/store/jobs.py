@@ -27,6 +27,7 @@ def add(
     output_expires_seconds: int | None,
     task: TaskType | None,
     mode: Mode | None,
+    run_key: str | None = None,
 ) -> Job:
     values: dict[str, Any] = {
         "id": job_id,
@@ -39,6 +40,7 @@ def add(
         "output_expires_seconds": output_expires_seconds,
         "named_task": task,
         "named_mode": mode,
+        "run_key": run_key,
         "created_at": now(),
         "expires_at": now() + window_seconds,
     }
@@ -47,6 +49,16 @@ def add(
 
 def get(tx: sa.Connection, job_id: str) -> Job | None:
     return tx.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one_or_none()
+
+
+def owing_run(tx: sa.Connection, run_key: str) -> Job | None:
+    """The newest job of a `specbatch run` whose output was not delivered yet."""
+    query = sa.select(jobs).where(jobs.c.run_key == run_key).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(1)
+    return tx.execute(query).mappings().one_or_none()
+
+
+def forget_run(tx: sa.Connection, job_id: str) -> None:
+    tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(run_key=None))
 
 
 def page(tx: sa.Connection, after: Job | None, limit: int) -> list[Job]:
