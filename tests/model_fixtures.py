@@ -47,7 +47,7 @@ Please summarise the following article in two sentences, extract every date and 
 Once upon a time a lighthouse keeper found a bottle with a letter inside; she answered it, and waited for the tide to carry her words away.
 Por favor, resuma o texto abaixo e traduza a resposta para o inglês. Escribe una función que ordene una lista de números enteros.
 The weather was cold yesterday, but today it is warm and bright. Where would you like to go? I would go to the market, then the museum.
-""" * 2
+"""
 
 
 def write_tokenizer(folder: Path) -> Path:
