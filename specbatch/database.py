@@ -36,6 +36,20 @@ def _now_on_sqlite(*_: Any, **__: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"  # unixepoch('subsec') needs SQLite 3.42
 
 
+Record = dict[str, Any]
+
+
+def records(found: sa.Result[Any]) -> list[Record]:
+    """Rows by column name."""
+    return [row._asdict() for row in found]
+
+
+def record(found: sa.Result[Any]) -> Record | None:
+    """The only row, or None where there is none."""
+    row = found.one_or_none()
+    return None if row is None else row._asdict()
+
+
 class Database:
     """Raises ServiceUnavailable from both kinds of transaction when the database does not answer."""
 

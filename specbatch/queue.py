@@ -72,7 +72,7 @@ class Queue:
     def depth(self, model: str, mode: Mode) -> int:
         """Messages that wait, without those that a worker holds."""
         try:
-            return int(self._redis.llen(queue_name(model, mode)))  # type: ignore[arg-type]
+            return int(self._redis.llen(queue_name(model, mode)))
         except (redis.RedisError, OSError) as failure:
             raise ServiceUnavailable(f"Redis does not answer: {failure}", code="redis_unavailable") from failure
 

@@ -19,7 +19,7 @@ from specbatch.wire import PURPOSES, FileObject
 
 
 def upload(ctx: Context, filename: str, purpose: str, chunks: Iterable[bytes], expires_seconds: float | None = None) -> FileObject:
-    """Store a file. Raises InvalidRequest for a name, purpose or content that no batch could use; TooLarge; ServiceUnavailable on a full disk."""
+    """Store a file. Raises InvalidRequest for a name, purpose or content that no batch could use, TooLarge, ServiceUnavailable (disk full)."""
     if purpose not in PURPOSES:
         raise InvalidRequest(f"Invalid purpose {purpose!r}: use one of {', '.join(PURPOSES)}.", code="invalid_value", param="purpose")
     if purpose == "batch" and not filename.endswith(".jsonl"):

@@ -50,5 +50,5 @@ def _announce(tx: sa.Connection, job: jobs.Job, written: dict[str, tuple[str, in
         files.add(tx, file_id, purpose="batch_output", filename=filename, size=size, expires_seconds=job["output_expires_seconds"])
     ids = {f"{kind}_file_id": file_id for kind, (file_id, _) in written.items()}
     # A cancel may have come since the lease: the states decide, one of these moves is legal.
-    if not jobs.move(tx, job["id"], JobStatus.CANCELLED, **ids):
-        jobs.move(tx, job["id"], JobStatus.EXPIRED if job["stop"] == Outcome.EXPIRED else JobStatus.COMPLETED, **ids)
+    if not jobs.move(tx, job["id"], JobStatus.CANCELLED, ids):
+        jobs.move(tx, job["id"], JobStatus.EXPIRED if job["stop"] == Outcome.EXPIRED else JobStatus.COMPLETED, ids)

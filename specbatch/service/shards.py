@@ -13,7 +13,7 @@ from specbatch.context import Context
 from specbatch.domain import Claim, Mode, Outcome, Row, RowResult
 from specbatch.store import jobs, results, shards, workers
 
-WINDOW_ROWS = 64  # bodies held in memory at a time, beyond those in flight
+WINDOW_ROWS = 64  # bodies read in one transaction
 
 
 class Standing(Enum):
@@ -51,13 +51,12 @@ def claim(ctx: Context, job_id: str, shard_no: int, owner: str) -> Taken | None:
         return Taken(taken[0], tuple(shards.unsettled(tx, job_id, shard_no)), taken[1] > 0)
 
 
-def rows(ctx: Context, taken: Taken) -> Iterator[tuple[Row, str]]:
+def windows(ctx: Context, taken: Taken) -> Iterator[list[tuple[Row, str]]]:
     """(row, task) for each row a claimed shard owes, a window of bodies at a time."""
     for start in range(0, len(taken.owed), WINDOW_ROWS):
         with ctx.database.read() as tx:
-            window = list(shards.bodies(tx, taken.claim.job_id, taken.owed[start : start + WINDOW_ROWS]))
-        for row_index, custom_id, task, body in window:
-            yield Row(row_index, custom_id, json.loads(body)), task
+            window = shards.bodies(tx, taken.claim.job_id, taken.owed[start : start + WINDOW_ROWS])
+        yield [(Row(row_index, custom_id, json.loads(body)), task) for row_index, custom_id, task, body in window]
 
 
 def settle(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from specbatch.context import Context
 from specbatch.domain import Mode, Outcome
@@ -28,6 +28,9 @@ class Tally:
     closed: int = 0
     jobs_expired: int = 0
     files_expired: int = 0
+
+    def __bool__(self) -> bool:
+        return any(asdict(self).values())
 
 
 def sweep(ctx: Context) -> Tally:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from specbatch.database import now
+from specbatch.database import Record, now, record, records
 from specbatch.models import files
 
-File = sa.RowMapping
+File = Record
 
 
 def add(tx: sa.Connection, file_id: str, *, purpose: str, filename: str, size: int, expires_seconds: float | None = None) -> File:
     values = {"id": file_id, "purpose": purpose, "filename": filename, "bytes": size, "created_at": now()}
     if expires_seconds is not None:
         values["expires_at"] = now() + expires_seconds
-    return tx.execute(sa.insert(files).values(values).returning(files)).mappings().one()
+    return tx.execute(sa.insert(files).values(values).returning(files)).one()._asdict()
 
 
 def get(tx: sa.Connection, file_id: str) -> File | None:
-    return tx.execute(sa.select(files).where(files.c.id == file_id, _alive())).mappings().one_or_none()
+    return record(tx.execute(sa.select(files).where(files.c.id == file_id, _alive())))
 
 
 def page(tx: sa.Connection, *, purpose: str | None, after: File | None, limit: int, newest_first: bool) -> list[File]:
@@ -30,7 +30,7 @@ def page(tx: sa.Connection, *, purpose: str | None, after: File | None, limit: i
     if after is not None:
         behind = sa.tuple_(after["created_at"], after["id"])
         query = query.where(key < behind if newest_first else key > behind)
-    return list(tx.execute(query).mappings())
+    return records(tx.execute(query))
 
 
 def delete(tx: sa.Connection, file_id: str) -> bool:

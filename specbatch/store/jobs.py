@@ -7,11 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import now
+from specbatch.database import Record, now, record, records
 from specbatch.domain import JOB_TRANSITIONS, TERMINAL, JobStatus, Mode, Outcome, TaskType
 from specbatch.models import jobs
 
-Job = sa.RowMapping
+Job = Record
 _LIVE = [status for status in JobStatus if status not in TERMINAL]
 
 
@@ -44,17 +44,17 @@ def add(
         "created_at": now(),
         "expires_at": now() + window_seconds,
     }
-    return tx.execute(sa.insert(jobs).values(values).returning(jobs)).mappings().one()
+    return tx.execute(sa.insert(jobs).values(values).returning(jobs)).one()._asdict()
 
 
 def get(tx: sa.Connection, job_id: str) -> Job | None:
-    return tx.execute(sa.select(jobs).where(jobs.c.id == job_id)).mappings().one_or_none()
+    return record(tx.execute(sa.select(jobs).where(jobs.c.id == job_id)))
 
 
 def owing_run(tx: sa.Connection, run_key: str) -> Job | None:
     """The newest job of a `specbatch run` whose output was not delivered yet."""
     query = sa.select(jobs).where(jobs.c.run_key == run_key).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(1)
-    return tx.execute(query).mappings().one_or_none()
+    return record(tx.execute(query))
 
 
 def forget_run(tx: sa.Connection, job_id: str) -> None:
@@ -66,15 +66,14 @@ def page(tx: sa.Connection, after: Job | None, limit: int) -> list[Job]:
     query = sa.select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
     if after is not None:
         query = query.where(sa.tuple_(jobs.c.created_at, jobs.c.id) < sa.tuple_(after["created_at"], after["id"]))
-    return list(tx.execute(query).mappings())
+    return records(tx.execute(query))
 
 
-def move(tx: sa.Connection, job_id: str, to: JobStatus, *, guard: sa.ColumnElement[bool] | None = None, **values: Any) -> bool:
-    """Move a job along a legal transition and stamp the time. False when the job is not in a state that leads there, or the guard fails."""
+def move(tx: sa.Connection, job_id: str, to: JobStatus, values: Mapping[str, Any] | None = None) -> bool:
+    """Move a job along a legal transition and stamp the time. False when the job is not in a state that leads there."""
     before = [status for status, following in JOB_TRANSITIONS.items() if to in following]
-    stamp = {f"{to}_at": now()} if f"{to}_at" in jobs.c else {}
-    statement = sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(before)).values(status=to, **stamp, **values)
-    return tx.execute(statement if guard is None else statement.where(guard)).rowcount == 1
+    new: dict[str, Any] = {"status": to, f"{to}_at": now(), **(values or {})}
+    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(before)).values(new)).rowcount == 1
 
 
 def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnElement[bool]) -> Job | None:
@@ -88,7 +87,7 @@ def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnEle
         .values(attempt=jobs.c.attempt + 1, owner=owner, lease_until=now() + seconds)
         .returning(jobs)
     )
-    return tx.execute(statement).mappings().one_or_none()
+    return record(tx.execute(statement))
 
 
 def held(job: Job) -> sa.ColumnElement[bool]:
@@ -138,7 +137,7 @@ def overdue(tx: sa.Connection) -> list[str]:
 def stopped(tx: sa.Connection) -> list[Job]:
     """Jobs that were asked to end and still have rows to settle."""
     owing = (jobs.c.stop.is_not(None), jobs.c.validated_at.is_not(None), jobs.c.status.in_(_LIVE), jobs.c.settled < jobs.c.rows)
-    return list(tx.execute(sa.select(jobs).where(*owing)).mappings())
+    return records(tx.execute(sa.select(jobs).where(*owing)))
 
 
 def to_validate() -> sa.ColumnElement[bool]:
@@ -164,7 +163,7 @@ def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_
     }
     if peak_memory_bytes is not None:
         values["peak_memory_bytes"] = sa.case((peak < peak_memory_bytes, peak_memory_bytes), else_=peak)
-    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(values).returning(jobs)).mappings().one()
+    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(values).returning(jobs)).one()._asdict()
 
 
 def stamp_first_claim(tx: sa.Connection, job_id: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import Database, now
+from specbatch.database import Database, Record, now, records
 from specbatch.domain import Outcome, RowResult
 from specbatch.models import measurements, results, rows
 
@@ -78,7 +78,7 @@ def add_alike(
     tx.execute(sa.insert(results).from_select(columns, owed))
 
 
-def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: int = 500) -> Iterator[sa.RowMapping]:
+def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: int = 500) -> Iterator[Record]:
     """A job's successes, or its other outcomes, by row_index, `size` at a time, each page in a transaction of its own: constant memory."""
     kind = results.c.outcome == Outcome.SUCCEEDED if succeeded else results.c.outcome != Outcome.SUCCEEDED
     query = (
@@ -91,14 +91,14 @@ def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: in
     after = -1
     while True:
         with database.read() as tx:
-            page = tx.execute(query.where(results.c.row_index > after)).mappings().all()
+            page = records(tx.execute(query.where(results.c.row_index > after)))
         yield from page
         if len(page) < size:
             return
         after = page[-1]["row_index"]
 
 
-def since(tx: sa.Connection, job_id: str, sequence: int, limit: int) -> list[sa.RowMapping]:
+def since(tx: sa.Connection, job_id: str, sequence: int, limit: int) -> list[Record]:
     """Outcomes with their measurements in the order they were settled, from the one after `sequence`."""
     cost = [column for column in measurements.c if column.name not in {"job_id", "row_index", "task"}]
     query = (
@@ -107,4 +107,4 @@ def since(tx: sa.Connection, job_id: str, sequence: int, limit: int) -> list[sa.
         .outerjoin(measurements, sa.and_(measurements.c.job_id == results.c.job_id, measurements.c.row_index == results.c.row_index))
     )
     page = query.where(results.c.job_id == job_id, results.c.sequence > sequence).order_by(results.c.sequence).limit(limit)
-    return list(tx.execute(page).mappings())
+    return records(tx.execute(page))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import now
+from specbatch.database import Record, now, records
 from specbatch.domain import Claim, JobStatus, Mode, ShardStatus
 from specbatch.models import jobs, results, rows, shards
 
-Shard = sa.RowMapping
+Shard = Record
 
 
 def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
@@ -87,12 +87,12 @@ def expire_leases(tx: sa.Connection, limit: int) -> list[Shard]:
         .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + 1, published_at=0.0)
         .returning(shards)
     )
-    return list(tx.execute(statement).mappings())
+    return records(tx.execute(statement))
 
 
 def suspects(tx: sa.Connection, limit: int) -> list[Shard]:
     """Queued shards that were lost twice or more: one of their rows may be what kills engines."""
-    return list(tx.execute(sa.select(shards).where(shards.c.status == ShardStatus.QUEUED, shards.c.losses >= 2).limit(limit)).mappings())
+    return records(tx.execute(sa.select(shards).where(shards.c.status == ShardStatus.QUEUED, shards.c.losses >= 2).limit(limit)))
 
 
 def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
@@ -125,16 +125,16 @@ def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
     return list(tx.execute(query).scalars())
 
 
-def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> Iterator[sa.Row[tuple[int, str, str, str]]]:
+def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> list[tuple[int, str, str, str]]:
     """(row_index, custom_id, task, body) of the named rows."""
     query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.task, rows.c.body).where(
         rows.c.job_id == job_id, rows.c.row_index.in_(indexes)
     )
-    return iter(tx.execute(query.order_by(rows.c.row_index)).tuples().all())
+    return [(row.row_index, row.custom_id, row.task, row.body) for row in tx.execute(query.order_by(rows.c.row_index))]
 
 
 def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
-    """End queued shards of a stopped job; the caller settles what they owe in the same transaction. A late holder is fenced by the attempt."""
+    """End queued shards of a stopped job; the caller settles what they owe in the same transaction. The attempt fences a late holder."""
     some = sa.select(shards.c.shard_no).where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED).limit(limit)
     statement = (
         sa.update(shards)
@@ -142,7 +142,7 @@ def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
         .values(status=ShardStatus.DONE, attempt=shards.c.attempt + 1, owner=None, settled=shards.c.rows)
         .returning(shards)
     )
-    return list(tx.execute(statement).mappings())
+    return records(tx.execute(statement))
 
 
 def queues(tx: sa.Connection) -> list[tuple[str, str]]:
@@ -161,7 +161,7 @@ def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, li
         .order_by(jobs.c.created_at, shards.c.job_id, shards.c.shard_no)
         .limit(limit)
     )
-    return list(tx.execute(query).mappings())
+    return records(tx.execute(query))
 
 
 def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:

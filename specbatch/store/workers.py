@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from specbatch.database import Database, now
+from specbatch.database import Database, Record, now, records
 from specbatch.domain import Mode
 from specbatch.models import workers
 
-Worker = sa.RowMapping
+Worker = Record
 
 
 def seen(
@@ -23,7 +23,7 @@ def seen(
 
 
 def alive(tx: sa.Connection, within_seconds: float) -> list[Worker]:
-    return list(tx.execute(sa.select(workers).where(workers.c.seen_at > now() - within_seconds).order_by(workers.c.started_at)).mappings())
+    return records(tx.execute(sa.select(workers).where(workers.c.seen_at > now() - within_seconds).order_by(workers.c.started_at)))
 
 
 def gone(tx: sa.Connection, worker_id: str) -> None:

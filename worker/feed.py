@@ -1,0 +1,81 @@
+"""The rows of one shard on their way through the engine: pushed from the shard's thread, answered on the engine's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Sequence
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_random_exponential
+
+from specbatch.domain import Claim, Outcome, Reply, Row, RowResult
+from worker.engine.base import EngineDied
+from worker.host import EngineHost
+
+TRIES = 3
+Arrival = RowResult | EngineDied
+
+
+class Feed:
+    def __init__(self, host: EngineHost, claim: Claim) -> None:
+        self._host = host
+        self._claim = claim
+        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def push(self, rows: Sequence[Row]) -> None:
+        self._host.loop.call_soon_threadsafe(self._start, rows)
+
+    def next(self, timeout: float) -> Arrival | None:
+        """The next row that ended, or the engine's death; None when `timeout` seconds pass without either."""
+        try:
+            return self._arrivals.get(timeout=timeout) if timeout > 0 else self._arrivals.get_nowait()
+        except queue.Empty:
+            return None
+
+    def cancel(self) -> None:
+        """Abort what is still in the engine. Nothing that arrives afterwards is wanted."""
+        self._host.loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            task = self._host.loop.create_task(self._answer(row))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _cancel(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def _answer(self, row: Row) -> None:
+        request_id = f"{self._claim.job_id}-{row.row_index}-{self._claim.attempt}"
+        try:
+            reply: Reply = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
+        except EngineDied as death:
+            self._arrivals.put(death)
+        else:
+            self._arrivals.put(_result(row, reply))
+
+
+def _patiently() -> AsyncRetrying:
+    """The server's own failures are tried again; after the last try the failure is the answer."""
+    return AsyncRetrying(
+        retry=retry_if_result(lambda reply: reply.status_code == 429 or reply.status_code >= 500),
+        stop=stop_after_attempt(TRIES),
+        wait=wait_random_exponential(multiplier=0.2, max=5),
+        retry_error_callback=_last_reply,
+    )
+
+
+def _last_reply(state: RetryCallState) -> Reply:
+    assert state.outcome is not None
+    reply = state.outcome.result()
+    assert isinstance(reply, Reply)
+    return reply
+
+
+def _result(row: Row, reply: Reply) -> RowResult:
+    if reply.status_code < 400:
+        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, None, reply.measurement)
+    outcome = Outcome.FAILED if reply.status_code >= 500 or reply.status_code == 429 else Outcome.REFUSED
+    return RowResult(row.row_index, outcome, reply.status_code, reply.body)

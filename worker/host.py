@@ -1,0 +1,136 @@
+"""The engine's home: an event loop in a thread of its own, one engine on it, and a new one when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from specbatch.domain import Mode, Reply
+from specbatch.errors import EngineStartError
+from specbatch.settings import Settings
+from worker.engine import build
+from worker.engine.base import Engine, EngineDied, EngineStatus
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+SETTLED_SECONDS = 300.0  # an engine that lived this long died of something new: the pause starts over
+
+
+class EngineHost:
+    """Thread-safe outside; everything asynchronous happens on its own loop."""
+
+    def __init__(self, settings: Settings, mode: Mode, make: Callable[[Settings, Mode], Engine] = build) -> None:
+        self.settings = settings
+        self.loop = asyncio.new_event_loop()
+        self._make = make
+        self._engine = make(settings, mode)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
+        self._ready = threading.Event()
+        self._revival: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+        self._pause = FIRST_PAUSE_SECONDS
+        self.failure: EngineStartError | None = None
+        self.stopping = threading.Event()
+        self._stop_at = float("inf")
+
+    @property
+    def model(self) -> str:
+        return self._engine.model
+
+    @property
+    def mode(self) -> Mode:
+        return self._engine.mode
+
+    def start(self) -> None:
+        """Start the loop and the engine. Raises EngineStartError."""
+        self._thread.start()
+        try:
+            self._wait(self._start(self._engine))
+        except EngineStartError as failure:
+            self.failure = failure
+            raise
+
+    def stop(self) -> None:
+        """End the engine and the loop. Safe after a failed start."""
+        self.ask_to_stop(0.0)
+        self._ready.clear()
+        self._wait(self._stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def ask_to_stop(self, within_seconds: float) -> None:
+        """From now on nothing new starts; what runs has so many seconds to finish."""
+        self._stop_at = min(self._stop_at, time.monotonic() + within_seconds)
+        self.stopping.set()
+
+    @property
+    def out_of_time(self) -> bool:
+        return self.stopping.is_set() and time.monotonic() >= self._stop_at
+
+    def wait_ready(self) -> bool:
+        """Wait for an engine that answers. False when this worker is stopping."""
+        while not self.stopping.is_set():
+            if self._ready.wait(0.2):
+                return not self.stopping.is_set()
+        return False
+
+    def status(self) -> EngineStatus:
+        return self._engine.status()
+
+    async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
+        """On the loop only. Raises EngineDied, and has then seen to it that a new engine starts."""
+        engine = self._engine
+        try:
+            return await engine.answer(request_id, endpoint, body)
+        except EngineDied:
+            self._bury(engine)
+            raise
+
+    def check(self) -> None:
+        """Notice an engine that died while nobody asked it anything."""
+        engine = self._engine
+        if engine.dead and self._ready.is_set():
+            self.loop.call_soon_threadsafe(self._bury, engine)
+
+    def _bury(self, engine: Engine) -> None:
+        if engine is self._engine and (self._revival is None or self._revival.done()) and not self.stopping.is_set():
+            self._ready.clear()
+            self._revival = self.loop.create_task(self._revive(engine))
+
+    async def _revive(self, dead: Engine) -> None:
+        lived = time.monotonic() - self._started_at
+        self._pause = FIRST_PAUSE_SECONDS if lived > SETTLED_SECONDS else self._pause
+        log.error("the engine died after %.0f s; a new one starts in %.0f s", lived, self._pause)
+        await dead.stop()
+        while not self.stopping.is_set():
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+            engine = self._make(self.settings, dead.mode)
+            try:
+                await self._start(engine)
+            except EngineStartError as failure:
+                await engine.stop()
+                log.error("the engine does not start: %s; tried again in %.0f s", failure, self._pause)
+                continue
+            return
+
+    async def _start(self, engine: Engine) -> None:
+        await engine.start()
+        self._engine = engine
+        self._started_at = time.monotonic()
+        self._ready.set()
+
+    async def _stop(self) -> None:
+        if self._revival is not None:
+            self._revival.cancel()
+        await self._engine.stop()
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.loop).result()

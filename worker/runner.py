@@ -1,0 +1,166 @@
+"""A shard's way through a worker: claim, feed, settle in chunks, and hand back or close what cannot be finished here."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
+
+from specbatch.context import Context
+from specbatch.domain import Claim, Outcome, RowResult
+from specbatch.errors import ServiceUnavailable
+from specbatch.service import shards as service
+from specbatch.service.shards import Standing, Taken
+from worker.engine.base import EngineDied
+from worker.feed import Feed
+from worker.gate import Gate
+from worker.host import EngineHost
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CHUNK_ROWS = 200
+CHUNK_SECONDS = 1.0
+LONGEST_WAIT_SECONDS = 0.5  # so that a stop is noticed
+LOST_DELAY_SECONDS = 1.0
+STOPS = {Standing.CANCELLED: Outcome.CANCELLED, Standing.EXPIRED: Outcome.EXPIRED}
+
+
+class Runner:
+    def __init__(self, ctx: Context, host: EngineHost, owner: str) -> None:
+        self._ctx = ctx
+        self._host = host
+        self._owner = owner
+        self._gate = Gate()
+
+    def run(self, job_id: str, shard_no: int) -> None:
+        """Serve a shard, if it is to be had. Whatever happens here, the shard stays somebody's: ours, the queue's or the reconciler's."""
+        if not self._host.wait_ready():
+            return
+        with self._gate.together():
+            taken = self._lasting(lambda: service.claim(self._ctx, job_id, shard_no, self._owner))
+            if taken is None:
+                return
+            if not taken.suspect:
+                _Serving(self._ctx, self._host, taken, self._lasting).serve()
+                return
+        serving = _Serving(self._ctx, self._host, taken, self._lasting)
+        with self._gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
+            if entered:
+                serving.serve()
+
+    def _lasting(self, work: Callable[[], T]) -> T:
+        """Do it once the database answers again, however long that takes; a worker whose time is up leaves it to others."""
+
+        def log_pause(state: RetryCallState) -> None:
+            log.warning("paused: %s", state.outcome and state.outcome.exception())
+
+        patiently = Retrying(
+            retry=retry_if_exception_type(ServiceUnavailable),
+            wait=wait_random_exponential(multiplier=0.2, max=5),
+            stop=lambda _: self._host.out_of_time,
+            before_sleep=log_pause,
+            reraise=True,
+        )
+        return patiently(work)
+
+
+class _Serving:
+    """One claimed shard while it runs."""
+
+    def __init__(self, ctx: Context, host: EngineHost, taken: Taken, lasting: Callable[[Callable[[], Standing]], Standing]) -> None:
+        self._ctx = ctx
+        self._host = host
+        self._taken = taken
+        self._lasting = lasting
+        self._feed = Feed(host, taken.claim)
+        self._tasks: dict[int, str] = {}
+        self._left = len(taken.owed)
+        self._ready: list[RowResult] = []
+        self._written_at = time.monotonic()
+
+    def serve(self) -> None:
+        try:
+            self._push()
+            self._collect()
+        except BaseException:
+            self._feed.cancel()
+            self._hand_back(lost=True)
+            raise
+
+    def keep(self) -> bool:
+        """Renew while nothing is in the engine. False when the shard is no longer ours to run."""
+        if self._host.out_of_time:
+            self._hand_back(lost=False)
+            return False
+        return self._goes_on(self._lasting(lambda: service.renew(self._ctx, self._claim)))
+
+    @property
+    def _claim(self) -> Claim:
+        return self._taken.claim
+
+    def _push(self) -> None:
+        for window in service.windows(self._ctx, self._taken):
+            self._tasks |= {row.row_index: task for row, task in window}
+            self._feed.push([row for row, _ in window])
+
+    def _collect(self) -> None:
+        while len(self._ready) < self._left:
+            if self._host.out_of_time:
+                return self._give_up(lost=False)
+            arrival = self._feed.next(max(0.0, min(self._seconds_to_write(), LONGEST_WAIT_SECONDS)))
+            if isinstance(arrival, EngineDied):
+                return self._give_up(lost=True)
+            if arrival is not None:
+                self._ready.append(arrival)
+            due = len(self._ready) >= CHUNK_ROWS or self._seconds_to_write() <= 0
+            if due and not self._goes_on(self._write()):
+                return None
+        self._write(done=True)
+        return None
+
+    def _seconds_to_write(self) -> float:
+        """Until what is ready is settled, or, with nothing ready, the lease is renewed."""
+        pause = CHUNK_SECONDS if self._ready else self._ctx.settings.lease_seconds / 3
+        return self._written_at + pause - time.monotonic()
+
+    def _write(self, *, done: bool = False) -> Standing:
+        """Settle what is ready, which renews the lease too."""
+        batch, self._ready = self._ready, []
+        peak = self._host.status().peak_memory_bytes if done else None
+        standing = self._lasting(
+            lambda: (
+                service.settle(self._ctx, self._claim, batch, self._tasks, done=done, peak_memory_bytes=peak)
+                if batch or done
+                else service.renew(self._ctx, self._claim)
+            )
+        )
+        self._left -= len(batch)
+        self._written_at = time.monotonic()
+        return standing
+
+    def _goes_on(self, standing: Standing) -> bool:
+        """Whether the shard is still to be run. If its job was stopped, its remaining rows end here."""
+        if standing is Standing.HELD:
+            return True
+        self._feed.cancel()
+        if standing is Standing.FENCED:
+            log.info("%s/%d: a newer attempt has this shard; nothing more is written", self._claim.job_id, self._claim.shard_no)
+        else:
+            self._lasting(lambda: service.close(self._ctx, self._claim, STOPS[standing]))
+        return False
+
+    def _give_up(self, *, lost: bool) -> None:
+        """Keep what is finished, and let somebody else have the rest."""
+        self._feed.cancel()
+        if not self._ready or self._goes_on(self._write()):
+            self._hand_back(lost=lost)
+
+    def _hand_back(self, *, lost: bool) -> None:
+        try:
+            service.hand_back(self._ctx, self._claim, lost=lost, delay=LOST_DELAY_SECONDS if lost else 0.0)
+        except ServiceUnavailable as failure:
+            log.warning("%s/%d is left to its lease: %s", self._claim.job_id, self._claim.shard_no, failure)

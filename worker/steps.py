@@ -1,0 +1,68 @@
+"""The engine as a step of Celery's start: up before anything is consumed, down after the pool has drained."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import WorkerTerminate
+from celery.worker import components
+
+from specbatch.context import Context
+from specbatch.errors import EngineStartError, ServiceUnavailable
+from specbatch.service import shards as service
+from specbatch.serving import served_names
+from worker.host import EngineHost
+
+log = logging.getLogger(__name__)
+
+ALIVE_SECONDS = 5.0
+
+
+def engine_step(ctx: Context, host: EngineHost, worker_id: str) -> type[bootsteps.StartStopStep]:
+    """A step class bound to this worker's engine."""
+
+    class EngineStep(bootsteps.StartStopStep):
+        requires = ("celery.worker.components:Timer",)
+
+        def __init__(self, worker: Any, **options: Any) -> None:
+            super().__init__(worker, **options)
+            self._left = threading.Event()
+            self._signs = threading.Thread(target=self._give_signs, name="signs-of-life", daemon=True)
+
+        def start(self, worker: Any) -> None:
+            log.info("starting an engine for %s in mode %s", host.model, host.mode)
+            try:
+                host.start()
+            except EngineStartError as failure:
+                raise WorkerTerminate from failure  # `work` says why: Celery would print a traceback
+            self._signs.start()
+            log.info("ready")
+
+        def stop(self, worker: Any) -> None:
+            self._left.set()
+            if self._signs.is_alive():
+                self._signs.join()
+            host.stop()
+
+        terminate = stop
+
+        def _give_signs(self) -> None:
+            facts = {"model": host.model, "names": served_names(ctx.settings), "modes": ctx.settings.modes, "mode": host.mode}
+            while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **facts) else 1.0):
+                host.check()
+            self._told(service.gone)
+
+        def _told(self, verb: Any, **facts: Any) -> bool:
+            try:
+                verb(ctx, worker_id, **facts)
+            except ServiceUnavailable as failure:
+                log.warning("%s", failure)
+                return False
+            return True
+
+    # The pool starts after the engine and stops before it; Celery knows no other way to say so.
+    components.Pool.requires = (components.Hub, EngineStep)
+    return EngineStep
