@@ -74,12 +74,12 @@ def connect(url: str) -> redis.Redis:
 
 def pid_of(url: str) -> int:
     with connect(url) as client:
-        return int(client.info("server")["process_id"])  # type: ignore[index]
+        return int(client.info("server")["process_id"])
 
 
 def runs(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -92,7 +92,7 @@ def kill(pid: int) -> None:
 def test_a_server_of_ones_own(own: Settings) -> None:
     with valkey(own) as url, connect(url) as client:
         pid = pid_of(url)
-        config: dict[str, Any] = client.config_get("*")  # type: ignore[assignment]
+        config: dict[str, Any] = client.config_get("*")
         assert (config["appendonly"], config["maxmemory-policy"], config["port"]) == ("yes", "noeviction", "0")
         assert os.getsid(pid) != os.getsid(0), "Ctrl+C in the terminal would reach it"
         for path in (own.home / "valkey", own.home / "valkey" / "valkey.sock"):
@@ -229,7 +229,7 @@ def test_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
 
 def test_a_socket_directory_that_others_could_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_to_all = Path(tempfile.gettempdir()) / f"specbatch-{os.geteuid()}"
-    monkeypatch.setattr(embedded.Path, "lstat", lambda _: SimpleNamespace(st_uid=os.geteuid(), st_mode=0o40777))
+    monkeypatch.setattr(Path, "lstat", lambda _: SimpleNamespace(st_uid=os.geteuid(), st_mode=0o40777))
     with pytest.raises(ServiceUnavailable, match=rf"{open_to_all} is open to other users: remove it"):
         embedded._socket(tmp_path / ("d" * 100))
 
