@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 PACKAGES = ("specbatch", "api", "worker")
 USED_BY_NAME = {"psycopg", "python-multipart"}  # SQLAlchemy's driver, FastAPI's parser of uploads: nobody imports them by name
-BROUGHT_BY_VLLM = {"numpy", "safetensors", "torch", "transformers", "vllm"}
+BROUGHT_BY_VLLM = {"numpy", "safetensors", "tokenizers", "torch", "transformers", "vllm"}
 
 
 @pytest.fixture(scope="module")
