@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from specbatch.domain import Mode
 from specbatch.errors import UsageError
 from specbatch.settings import BUILTIN_MODEL, DEFAULT_ALIAS, Settings
 
@@ -37,3 +38,21 @@ def served_names(settings: Settings) -> tuple[str, ...]:
     short = re.split(r"[/:]", model.rstrip("/"))[-1]
     names = (model, short, *settings.served_names, DEFAULT_ALIAS)
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+def offered_modes(settings: Settings) -> tuple[Mode, ...]:
+    """The modes that a worker with these settings offers, the one to start with first.
+
+    As configured, else all that need nothing more than what is configured. Raises UsageError for a mode whose draft or head is missing.
+    """
+    if not settings.modes:
+        offered = [Mode.NGRAM, Mode.PLAIN]
+        offered += [Mode.DRAFT_MODEL] if settings.draft else []
+        offered += [Mode.EAGLE3] if settings.eagle else []
+        return tuple(offered)
+    if Mode.DRAFT_MODEL in settings.modes and not settings.draft:
+        raise UsageError("mode draft_model needs a draft model: set SPECBATCH_DRAFT (--draft), for example to Qwen/Qwen2.5-0.5B-Instruct")
+    for mode in (Mode.EAGLE, Mode.EAGLE3):
+        if mode in settings.modes and not settings.eagle:
+            raise UsageError(f"mode {mode} needs a head: set SPECBATCH_EAGLE (--eagle) to a folder or a Hugging Face id")
+    return settings.modes

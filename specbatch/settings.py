@@ -35,7 +35,7 @@ class Settings(BaseSettings):
     engine: Literal["vllm", "scripted"] = "vllm"
     model: str | None = Field(None, description=f"A Hugging Face id, a folder, or {BUILTIN_MODEL} (the default where no GPU is seen).")
     served_names: Annotated[tuple[str, ...], NoDecode] = Field((), description="Further names that requests may use for the model.")
-    modes: Annotated[tuple[Mode, ...], NoDecode] = Field((Mode.PLAIN,), description="The modes that a worker offers.")
+    modes: Annotated[tuple[Mode, ...], NoDecode] = Field((), description="The modes that a worker offers; all that it can when unset.")
     dtype: str = Field("auto", description="float32 on CPUs without bfloat16 units.")
     max_model_len: int | None = Field(None, ge=1)
     max_num_seqs: int | None = Field(None, ge=1, description="Requests that decode in one step; vLLM chooses when unset.")

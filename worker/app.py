@@ -14,10 +14,12 @@ from celery.worker import WorkController, state
 
 from specbatch.context import Context
 from specbatch.queue import celery_app, queue_name
+from specbatch.serving import offered_modes
 from worker.host import EngineHost
 from worker.pool import pool_for
 from worker.runner import Runner
 from worker.steps import engine_step
+from worker.supervisor import Supervisor
 from worker.tasks import register
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,12 @@ log = logging.getLogger(__name__)
 def work(ctx: Context, redis_url: str) -> None:
     """Serve until asked to stop. Raises EngineStartError when the engine does not start at all."""
     worker_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"  # fresh for each process: an owner is never mistaken for its successor
-    host = EngineHost(ctx.settings, ctx.settings.modes[0])
+    modes = offered_modes(ctx.settings)
+    host = EngineHost(ctx.settings, modes[0])
+    supervisor = Supervisor(ctx, host, modes)
     app = celery_app(redis_url)
     register(app, Runner(ctx, host, worker_id))
-    app.steps["worker"].add(engine_step(ctx, host, worker_id))
+    app.steps["worker"].add(engine_step(ctx, host, supervisor, worker_id))
     queue = queue_name(host.model, host.mode)
     controller = WorkController(
         app=app,

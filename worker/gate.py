@@ -16,6 +16,10 @@ class Gate:
         self._alone = False
         self._waiting_alone = 0
 
+    @property
+    def inside(self) -> int:
+        return self._inside + self._alone
+
     @contextmanager
     def together(self) -> Iterator[None]:
         with self._changed:

@@ -14,6 +14,7 @@ from specbatch.errors import EngineStartError
 from specbatch.settings import Settings
 from worker.engine import build
 from worker.engine.base import Engine, EngineDied, EngineStatus
+from worker.gate import Gate
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +32,13 @@ class EngineHost:
         self._make = make
         self._engine = make(settings, mode)
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
+        self.gate = Gate()
         self._ready = threading.Event()
         self._revival: asyncio.Task[None] | None = None
         self._started_at = 0.0
+        self.start_seconds = 0.0  # of the latest start
         self._pause = FIRST_PAUSE_SECONDS
-        self.failure: EngineStartError | None = None
+        self.failure: EngineStartError | None = None  # why no engine runs
         self.stopping = threading.Event()
         self._stop_at = float("inf")
 
@@ -50,11 +53,12 @@ class EngineHost:
     def start(self) -> None:
         """Start the loop and the engine. Raises EngineStartError."""
         self._thread.start()
-        try:
-            self._wait(self._start(self._engine))
-        except EngineStartError as failure:
-            self.failure = failure
-            raise
+        self._wait(self._start(self._engine))
+
+    def switch(self, mode: Mode) -> None:
+        """End the engine and start one of another mode. The caller is alone inside the gate. Raises EngineStartError: then none runs."""
+        self._ready.clear()
+        self._wait(self._replace(mode))
 
     def stop(self) -> None:
         """End the engine and the loop. Safe after a failed start."""
@@ -116,15 +120,28 @@ class EngineHost:
             try:
                 await self._start(engine)
             except EngineStartError as failure:
-                await engine.stop()
                 log.error("the engine does not start: %s; tried again in %.0f s", failure, self._pause)
                 continue
             return
 
+    async def _replace(self, mode: Mode) -> None:
+        if self._revival is not None:
+            self._revival.cancel()
+        await self._engine.stop()
+        await self._start(self._make(self.settings, mode))
+
     async def _start(self, engine: Engine) -> None:
-        await engine.start()
+        began = time.monotonic()
         self._engine = engine
+        try:
+            await engine.start()
+        except EngineStartError as failure:
+            self.failure = failure
+            await engine.stop()
+            raise
         self._started_at = time.monotonic()
+        self.start_seconds = self._started_at - began
+        self.failure = None
         self._ready.set()
 
     async def _stop(self) -> None:

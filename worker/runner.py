@@ -16,7 +16,6 @@ from specbatch.service import shards as service
 from specbatch.service.shards import Standing, Taken
 from worker.engine.base import EngineDied
 from worker.feed import Feed
-from worker.gate import Gate
 from worker.host import EngineHost
 
 log = logging.getLogger(__name__)
@@ -34,21 +33,21 @@ class Runner:
         self._ctx = ctx
         self._host = host
         self._owner = owner
-        self._gate = Gate()
 
     def run(self, job_id: str, shard_no: int) -> None:
         """Serve a shard, if it is to be had. Whatever happens here, the shard stays somebody's: ours, the queue's or the reconciler's."""
         if not self._host.wait_ready():
             return
-        with self._gate.together():
-            taken = self._lasting(lambda: service.claim(self._ctx, job_id, shard_no, self._owner))
+        with self._host.gate.together():
+            model, mode = self._host.model, self._host.mode
+            taken = self._lasting(lambda: service.claim(self._ctx, job_id, shard_no, model=model, mode=mode, owner=self._owner))
             if taken is None:
                 return
             if not taken.suspect:
                 _Serving(self._ctx, self._host, taken, self._lasting).serve()
                 return
         serving = _Serving(self._ctx, self._host, taken, self._lasting)
-        with self._gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
+        with self._host.gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
             if entered:
                 serving.serve()
 

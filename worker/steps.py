@@ -15,13 +15,14 @@ from specbatch.errors import EngineStartError, ServiceUnavailable
 from specbatch.service import shards as service
 from specbatch.serving import served_names
 from worker.host import EngineHost
+from worker.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 ALIVE_SECONDS = 5.0
 
 
-def engine_step(ctx: Context, host: EngineHost, worker_id: str) -> type[bootsteps.StartStopStep]:
+def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_id: str) -> type[bootsteps.StartStopStep]:
     """A step class bound to this worker's engine."""
 
     class EngineStep(bootsteps.StartStopStep):
@@ -39,9 +40,11 @@ def engine_step(ctx: Context, host: EngineHost, worker_id: str) -> type[bootstep
             except EngineStartError as failure:
                 raise WorkerTerminate from failure  # `work` says why: Celery would print a traceback
             self._signs.start()
+            supervisor.start(worker)
             log.info("ready")
 
         def stop(self, worker: Any) -> None:
+            supervisor.stop()
             self._left.set()
             if self._signs.is_alive():
                 self._signs.join()
@@ -50,10 +53,12 @@ def engine_step(ctx: Context, host: EngineHost, worker_id: str) -> type[bootstep
         terminate = stop
 
         def _give_signs(self) -> None:
-            facts = {"model": host.model, "names": served_names(ctx.settings), "modes": ctx.settings.modes, "mode": host.mode}
-            while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **facts) else 1.0):
+            while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **self._facts()) else 1.0):
                 host.check()
             self._told(service.gone)
+
+        def _facts(self) -> dict[str, Any]:
+            return {"model": host.model, "names": served_names(ctx.settings), "modes": supervisor.modes, "mode": host.mode}
 
         def _told(self, verb: Any, **facts: Any) -> bool:
             try:

@@ -13,7 +13,7 @@ from specbatch.context import Context
 from specbatch.domain import Decision, Mode, TaskType
 from specbatch.lines import Problem, Request, parse, read
 from specbatch.service import files as stored
-from specbatch.serving import resolve_model, served_names
+from specbatch.serving import offered_modes, resolve_model, served_names
 from specbatch.store import files, jobs, rows, shards, workers
 
 CHUNK_ROWS = 500
@@ -30,7 +30,7 @@ def ingest_next(ctx: Context, owner: str) -> bool:
             return False
         rows.drop(tx, job["id"])
         known = files.get(tx, job["input_file_id"]) is not None
-        models = _offered(ctx, tx)
+        models = offered(ctx, tx)
     path = stored.path(ctx, job["input_file_id"])
     if not known or not path.exists():
         _fail(ctx, job, [Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
@@ -51,7 +51,7 @@ class _Reading:
     def __init__(self, ctx: Context, job: jobs.Job, models: Mapping[str, str]) -> None:
         self._settings, self._job, self._models = ctx.settings, job, models
         self._task = TaskType(job["named_task"]) if job["named_task"] else None
-        self._mode = Mode(job["named_mode"]) if job["named_mode"] else ctx.settings.modes[0]
+        self._mode = Mode(job["named_mode"]) if job["named_mode"] else offered_modes(ctx.settings)[0]
         self._open: dict[Mode, tuple[int, int, int]] = {}  # mode -> its open shard, the rows and the bytes in it
         self._shards = 0
         self.model_name = ""
@@ -143,7 +143,7 @@ def _fail(ctx: Context, job: jobs.Job, problems: list[Problem]) -> None:
             jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in problems]})
 
 
-def _offered(ctx: Context, tx: sa.Connection) -> dict[str, str]:
+def offered(ctx: Context, tx: sa.Connection) -> dict[str, str]:
     """Every name a request may use -> the model behind it: this machine's own, and that of each worker seen within a day."""
     names = dict.fromkeys(served_names(ctx.settings), resolve_model(ctx.settings))
     for worker in workers.alive(tx, REMEMBER_WORKERS_SECONDS):

@@ -41,10 +41,10 @@ class Taken:
     suspect: bool
 
 
-def claim(ctx: Context, job_id: str, shard_no: int, owner: str) -> Taken | None:
-    """Take a shard, or None when it is not to be had: done, stopped, or in another worker's hands."""
+def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str) -> Taken | None:
+    """Take a shard of this model and mode, or None when it is not to be had: done, stopped, redirected, or in another worker's hands."""
     with ctx.database.write() as tx:
-        taken = shards.claim(tx, job_id, shard_no, owner, ctx.settings.lease_seconds)
+        taken = shards.claim(tx, job_id, shard_no, model=model, mode=mode, owner=owner, seconds=ctx.settings.lease_seconds)
         if taken is None:
             return None
         jobs.stamp_first_claim(tx, job_id)
@@ -114,6 +114,12 @@ def hand_back(ctx: Context, claim: Claim, *, lost: bool, delay: float = 0.0) -> 
 def alive(ctx: Context, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None) -> None:
     with ctx.database.write() as tx:
         workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, mode=mode)
+
+
+def backlog(ctx: Context, model: str) -> list[tuple[Mode, int, float]]:
+    """(mode, rows still owed, seconds that the oldest has waited) of each queue of a model."""
+    with ctx.database.read() as tx:
+        return shards.backlog(tx, model)
 
 
 def gone(ctx: Context, worker_id: str) -> None:

@@ -31,7 +31,7 @@ def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
     tx.execute(sa.insert(shards).from_select(["job_id", "shard_no", "model", "mode", "status", "rows"], grouped))
 
 
-def claim(tx: sa.Connection, job_id: str, shard_no: int, owner: str, seconds: float) -> tuple[Claim, int] | None:
+def claim(tx: sa.Connection, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str, seconds: float) -> tuple[Claim, int] | None:
     """Take a shard that is queued, or whose holder fell silent: the claim, and the losses it has seen. None when it is not to be had."""
     takeable = sa.or_(
         sa.and_(shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now()),
@@ -41,15 +41,15 @@ def claim(tx: sa.Connection, job_id: str, shard_no: int, owner: str, seconds: fl
     losses = shards.c.losses + sa.case((shards.c.status == ShardStatus.RUNNING, 1), else_=0)
     statement = (
         sa.update(shards)
-        .where(_is(job_id, shard_no), takeable, live)
+        .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, takeable, live)
         .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, losses=losses, owner=owner, lease_until=now() + seconds)
-        .returning(shards.c.attempt, shards.c.mode, shards.c.losses)
+        .returning(shards.c.attempt, shards.c.losses)
     )
     taken = tx.execute(statement).one_or_none()
     if taken is None:
         return None
     endpoint = tx.execute(sa.select(jobs.c.endpoint).where(jobs.c.id == job_id)).scalar_one()
-    return Claim(job_id, shard_no, taken.attempt, endpoint, Mode(taken.mode)), taken.losses
+    return Claim(job_id, shard_no, taken.attempt, endpoint, mode), taken.losses
 
 
 def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0, *, done: bool = False) -> bool:
@@ -168,6 +168,29 @@ def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:
     if sent:
         keys = [(shard["job_id"], shard["shard_no"]) for shard in sent]
         tx.execute(sa.update(shards).where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)).values(published_at=now()))
+
+
+def backlog(tx: sa.Connection, model: str) -> list[tuple[Mode, int, float]]:
+    """(mode, rows still owed, seconds that the oldest has waited) of each queue of a model."""
+    owed = sa.func.sum(shards.c.rows - shards.c.settled)
+    waited = sa.func.max(now() - jobs.c.in_progress_at)
+    query = sa.select(shards.c.mode, owed.label("owed"), waited.label("waited")).join(jobs, jobs.c.id == shards.c.job_id)
+    live = (shards.c.model == model, shards.c.status == ShardStatus.QUEUED, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
+    return [(Mode(row.mode), int(row.owed), row.waited) for row in tx.execute(query.where(*live).group_by(shards.c.mode))]
+
+
+def redirect(tx: sa.Connection, model: str, mode: Mode, to: Mode, why: str) -> int:
+    """Send the queued shards of a queue that nobody serves to another mode, and say so on their rows."""
+    statement = (
+        sa.update(shards)
+        .where(shards.c.model == model, shards.c.mode == mode, shards.c.status == ShardStatus.QUEUED)
+        .values(mode=to, published_at=0.0)
+        .returning(shards.c.job_id, shards.c.shard_no)
+    )
+    moved = list(tx.execute(statement))
+    for job_id, shard_no in moved:
+        tx.execute(sa.update(rows).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no).values(mode=to, reason=why))
+    return len(moved)
 
 
 def _is(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:
