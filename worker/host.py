@@ -47,6 +47,10 @@ class EngineHost:
         return self._engine.model
 
     @property
+    def ready(self) -> bool:
+        return self._ready.is_set()
+
+    @property
     def mode(self) -> Mode:
         return self._engine.mode
 

@@ -35,11 +35,11 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
 
         def start(self, worker: Any) -> None:
             log.info("starting an engine for %s in mode %s", host.model, host.mode)
+            self._signs.start()
             try:
                 host.start()
             except EngineStartError as failure:
                 raise WorkerTerminate from failure  # `work` says why: Celery would print a traceback
-            self._signs.start()
             supervisor.start(worker)
             log.info("ready")
 
@@ -55,10 +55,14 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
         def _give_signs(self) -> None:
             while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **self._facts()) else 1.0):
                 host.check()
-            self._told(service.gone)
 
         def _facts(self) -> dict[str, Any]:
-            return {"model": host.model, "names": served_names(ctx.settings), "modes": supervisor.modes, "mode": host.mode}
+            return {
+                "model": host.model,
+                "names": served_names(ctx.settings),
+                "modes": supervisor.modes,
+                "mode": host.mode if host.ready else None,
+            }
 
         def _told(self, verb: Any, **facts: Any) -> bool:
             try:

@@ -122,11 +122,6 @@ def backlog(ctx: Context, model: str) -> list[tuple[Mode, int, float]]:
         return shards.backlog(tx, model)
 
 
-def gone(ctx: Context, worker_id: str) -> None:
-    with ctx.database.write() as tx:
-        workers.gone(tx, worker_id)
-
-
 def _totals(batch: Sequence[RowResult]) -> dict[str, int]:
     costs = [result.measurement for result in batch if result.measurement is not None]
     return {

@@ -14,6 +14,8 @@ SOME = 500  # shards handled in one transaction
 RESEND_SECONDS = 5.0  # a message older than this, whose queue is empty, was lost
 RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
 PIECES = 4  # into which a suspect shard is split
+ORPHAN_SECONDS = 120.0  # longer than a worker takes to start anew
+ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
 WORKER_MEMORY_SECONDS = 7 * 86_400.0
 
 
@@ -28,6 +30,7 @@ class Tally:
     closed: int = 0
     jobs_expired: int = 0
     files_expired: int = 0
+    redirected: int = 0
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -41,6 +44,8 @@ def sweep(ctx: Context) -> Tally:
     expire_jobs(ctx, tally)
     close_stopped(ctx, tally)
     expire_files(ctx, tally)
+    redirect_orphans(ctx, tally)
+    forget_workers(ctx)
     publish(ctx, tally)
     return tally
 
@@ -122,6 +127,24 @@ def publish(ctx: Context, tally: Tally) -> None:
                 break
 
 
+def redirect_orphans(ctx: Context, tally: Tally) -> None:
+    """Shards of a mode that no worker has offered for a while run in a mode that one offers, rather than never."""
+    with ctx.database.read() as tx:
+        queues = shards.queues(tx)
+        lately = workers.alive(tx, ORPHAN_SECONDS)
+        now_alive = workers.alive(tx, ALIVE_SECONDS)
+    for model, mode in queues:
+        offered = [Mode(name) for worker in now_alive if worker["model"] == model for name in worker["modes"]]
+        served = any(mode in worker["modes"] for worker in lately if worker["model"] == model)
+        if offered and not served:
+            to = Mode.PLAIN if Mode.PLAIN in offered else offered[0]
+            why = f"no worker has offered mode {mode} for {ORPHAN_SECONDS:.0f} s: sent to {to}"
+            with ctx.database.write() as tx:
+                tally.redirected += shards.redirect(tx, model, Mode(mode), to, why)
+
+
 def forget_workers(ctx: Context) -> None:
     with ctx.database.write() as tx:
-        workers.forget(tx, WORKER_MEMORY_SECONDS)
+        workers.forget(tx, ORPHAN_SECONDS = 120.0  # longer than a worker takes to start anew
+ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
+WORKER_MEMORY_SECONDS)

@@ -26,9 +26,5 @@ def alive(tx: sa.Connection, within_seconds: float) -> list[Worker]:
     return records(tx.execute(sa.select(workers).where(workers.c.seen_at > now() - within_seconds).order_by(workers.c.started_at)))
 
 
-def gone(tx: sa.Connection, worker_id: str) -> None:
-    tx.execute(sa.delete(workers).where(workers.c.id == worker_id))
-
-
 def forget(tx: sa.Connection, after_seconds: float) -> None:
     tx.execute(sa.delete(workers).where(workers.c.seen_at < now() - after_seconds))
