@@ -145,6 +145,4 @@ def redirect_orphans(ctx: Context, tally: Tally) -> None:
 
 def forget_workers(ctx: Context) -> None:
     with ctx.database.write() as tx:
-        workers.forget(tx, ORPHAN_SECONDS = 120.0  # longer than a worker takes to start anew
-ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
-WORKER_MEMORY_SECONDS)
+        workers.forget(tx, WORKER_MEMORY_SECONDS)
