@@ -1,0 +1,72 @@
+"""The processes of an installation: all of them together, or one each for a deployment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from specbatch import embedded
+from specbatch.cli import render, services
+from specbatch.cli.flags import ENGINE, SERVER, WORK, Call, configured
+from specbatch.errors import ServiceUnavailable
+from specbatch.processes import Crew, signals_interrupt
+from specbatch.serving import resolve_model
+
+LOOK_SECONDS = 0.2
+
+
+@configured(ENGINE, SERVER, WORK)
+def up(call: Call) -> None:
+    """Run everything on this machine: queue, database, reconciler, API and a worker for each of --modes. Until Ctrl-C."""
+    settings = call.settings
+    model = resolve_model(settings)
+    address = f"http://{settings.host}:{settings.port}"
+    services.migrate(settings)
+    if (why := services.bindable(settings.host, settings.port)) is not None:
+        raise ServiceUnavailable(
+            f"cannot listen on {settings.host}:{settings.port}: {why}. Stop what uses it, or set SPECBATCH_PORT (--port)", code="port_taken"
+        )
+    with services.redis(settings) as redis_url, signals_interrupt(), Crew(settings, redis_url, render.say) as crew:
+        try:
+            crew.start("api", "api")
+            crew.start("reconciler", "worker.reconciler")
+            for mode in settings.modes:
+                crew.start(f"worker-{mode}", "worker", SPECBATCH_MODES=mode)
+            if call.json:
+                render.document({"api": address, "redis_url": redis_url, "model": model, "modes": settings.modes})
+            render.say(f"{address} serves {model} in mode {', '.join(settings.modes)}; Ctrl-C stops everything")
+            render.say(f"logs in {settings.home / 'logs'}")
+            while True:
+                crew.check()
+                time.sleep(LOOK_SECONDS)
+        except KeyboardInterrupt:
+            render.say("stopping: requests in flight may finish (Ctrl-C again ends at once)")
+
+
+@configured(ENGINE, WORK)
+def worker(call: Call) -> None:
+    """Run one worker in the foreground, in the first of --modes."""
+    _become("worker", call)
+
+
+@configured(ENGINE, SERVER, WORK)
+def reconciler(call: Call) -> None:
+    """Run the process that validates, publishes, repairs and finishes batches, in the foreground."""
+    _become("worker.reconciler", call)
+
+
+@configured(ENGINE, SERVER)
+def api(call: Call) -> None:
+    """Run the HTTP API in the foreground."""
+    _become("api", call)
+
+
+def _become(module: str, call: Call) -> None:
+    """This process goes on as that one: signals and exit codes need no passing on."""
+    embedded.prepare(call.settings)
+    if call.json:
+        render.document({"module": module, "pid": os.getpid()})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module], {**os.environ, **call.settings.environment()})
