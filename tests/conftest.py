@@ -17,7 +17,9 @@ import sqlalchemy as sa
 from specbatch import embedded, migration
 from specbatch.settings import Settings
 
-pytest_plugins = [name for name in ("tests.model_fixtures", "tests.engine_fixtures") if importlib.util.find_spec(name)]
+pytest_plugins = [
+    name for name in ("tests.model_fixtures", "tests.engine_fixtures", "tests.server_fixtures") if importlib.util.find_spec(name)
+]
 
 DATABASES = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
