@@ -92,6 +92,7 @@ class Measurement:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     mean_acceptance_length: float | None = None
+    load: int = 0  # requests that ran in the engine when this one ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,4 @@ class Claim:
     attempt: int
     endpoint: str
     mode: Mode
+    task: TaskType

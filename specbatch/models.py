@@ -80,6 +80,7 @@ shards = Table(
     Column("shard_no", Integer, primary_key=True, autoincrement=False),
     Column("model", Text, nullable=False),
     Column("mode", String(16), nullable=False),
+    Column("task", String(16), nullable=False),  # of all its rows: so it can be sent to another mode as a whole
     Column("status", String(16), nullable=False),
     Column("attempt", Integer, nullable=False, server_default="0"),  # the fence: it only grows
     Column("losses", Integer, nullable=False, server_default="0"),  # attempts that ended with a dead engine or worker
@@ -137,6 +138,7 @@ measurements = Table(
     Column("cached_tokens", Integer, nullable=False),
     Column("generated_tokens", Integer, nullable=False),
     Column("finish_reason", String(32)),
+    Column("load", Integer, nullable=False),  # requests that ran in the engine when this one ended
     Column("queue_seconds", Double),
     Column("ttft_seconds", Double),
     Column("tpot_seconds", Double),
@@ -154,6 +156,7 @@ workers = Table(
     Column("model", Text, nullable=False),
     Column("names", JSON, nullable=False),  # every name that a request may use for the model
     Column("modes", JSON, nullable=False),
+    Column("withheld", JSON, nullable=False),  # mode -> why it is configured and not offered
     Column("mode", String(16)),  # of the engine that runs now
     Column("started_at", Double, nullable=False),
     Column("seen_at", Double, nullable=False, index=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_random_exponential
 
@@ -54,7 +55,7 @@ class Feed:
         except EngineDied as death:
             self._arrivals.put(death)
         else:
-            self._arrivals.put(_result(row, reply))
+            self._arrivals.put(_result(row, reply, self._host.status().running_requests + 1))
 
 
 def _patiently() -> AsyncRetrying:
@@ -74,8 +75,8 @@ def _last_reply(state: RetryCallState) -> Reply:
     return reply
 
 
-def _result(row: Row, reply: Reply) -> RowResult:
+def _result(row: Row, reply: Reply, load: int) -> RowResult:
     if reply.status_code < 400:
-        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, None, reply.measurement)
+        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, None, replace(reply.measurement, load=load))
     outcome = Outcome.FAILED if reply.status_code >= 500 or reply.status_code == 429 else Outcome.REFUSED
     return RowResult(row.row_index, outcome, reply.status_code, reply.body)

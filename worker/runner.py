@@ -76,7 +76,6 @@ class _Serving:
         self._taken = taken
         self._lasting = lasting
         self._feed = Feed(host, taken.claim)
-        self._tasks: dict[int, str] = {}
         self._left = len(taken.owed)
         self._ready: list[RowResult] = []
         self._written_at = time.monotonic()
@@ -103,8 +102,7 @@ class _Serving:
 
     def _push(self) -> None:
         for window in service.windows(self._ctx, self._taken):
-            self._tasks |= {row.row_index: task for row, task in window}
-            self._feed.push([row for row, _ in window])
+            self._feed.push(window)
 
     def _collect(self) -> None:
         while len(self._ready) < self._left:
@@ -132,7 +130,7 @@ class _Serving:
         peak = self._host.status().peak_memory_bytes if done else None
         standing = self._lasting(
             lambda: (
-                service.settle(self._ctx, self._claim, batch, self._tasks, done=done, peak_memory_bytes=peak)
+                service.settle(self._ctx, self._claim, batch, done=done, peak_memory_bytes=peak)
                 if batch or done
                 else service.renew(self._ctx, self._claim)
             )

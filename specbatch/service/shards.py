@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -51,19 +51,18 @@ def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, o
         return Taken(taken[0], tuple(shards.unsettled(tx, job_id, shard_no)), taken[1] > 0)
 
 
-def windows(ctx: Context, taken: Taken) -> Iterator[list[tuple[Row, str]]]:
-    """(row, task) for each row a claimed shard owes, a window of bodies at a time."""
+def windows(ctx: Context, taken: Taken) -> Iterator[list[Row]]:
+    """The rows that a claimed shard owes, a window of bodies at a time."""
     for start in range(0, len(taken.owed), WINDOW_ROWS):
         with ctx.database.read() as tx:
             window = shards.bodies(tx, taken.claim.job_id, taken.owed[start : start + WINDOW_ROWS])
-        yield [(Row(row_index, custom_id, json.loads(body)), task) for row_index, custom_id, task, body in window]
+        yield [Row(row_index, custom_id, json.loads(body)) for row_index, custom_id, body in window]
 
 
 def settle(
     ctx: Context,
     claim: Claim,
     batch: Sequence[RowResult],
-    tasks: dict[int, str],
     *,
     done: bool = False,
     peak_memory_bytes: int | None = None,
@@ -72,9 +71,12 @@ def settle(
     with ctx.database.write() as tx:
         if not shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch), done=done):
             return Standing.FENCED
+        asked, batch = len(batch), results.unwritten(tx, claim.job_id, batch)
+        if len(batch) < asked:
+            shards.uncount(tx, claim, asked - len(batch))
         job = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
         results.add(tx, claim.job_id, claim.attempt, job["settled"] - len(batch), batch)
-        results.measure(tx, claim.job_id, job["model"], claim.mode, tasks, batch)
+        results.measure(tx, claim, job["model"], batch)
         return _STOPS[job["stop"]]
 
 
@@ -111,9 +113,19 @@ def hand_back(ctx: Context, claim: Claim, *, lost: bool, delay: float = 0.0) -> 
         shards.put_back(tx, claim, lost=lost, delay=delay)
 
 
-def alive(ctx: Context, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None) -> None:
+def alive(
+    ctx: Context,
+    worker_id: str,
+    *,
+    model: str,
+    names: Sequence[str],
+    modes: Sequence[Mode],
+    withheld: Mapping[Mode, str],
+    mode: Mode | None,
+) -> None:
+    """A worker's sign of life, with what it offers."""
     with ctx.database.write() as tx:
-        workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, mode=mode)
+        workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, withheld=withheld, mode=mode)
 
 
 def backlog(ctx: Context, model: str) -> list[tuple[Mode, int, float]]:

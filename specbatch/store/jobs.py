@@ -13,6 +13,7 @@ from specbatch.models import jobs
 
 Job = Record
 _LIVE = [status for status in JobStatus if status not in TERMINAL]
+_STOPPABLE = [JobStatus.VALIDATING, JobStatus.IN_PROGRESS, JobStatus.CANCELLING]
 
 
 def add(
@@ -91,8 +92,8 @@ def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnEle
 
 
 def held(job: Job) -> sa.ColumnElement[bool]:
-    """The fence of a leased job: true while no newer attempt has taken it."""
-    return sa.and_(jobs.c.id == job["id"], jobs.c.attempt == job["attempt"])
+    """The fence of a leased job: true while no newer attempt has taken it, and its holder has not let go."""
+    return sa.and_(jobs.c.id == job["id"], jobs.c.attempt == job["attempt"], jobs.c.owner == job["owner"])
 
 
 def renew(tx: sa.Connection, job: Job, seconds: float) -> bool:
@@ -123,7 +124,7 @@ def invalid(tx: sa.Connection, job: Job, errors: Mapping[str, Any]) -> None:
 def stop(tx: sa.Connection, job_id: str, why: Outcome) -> bool:
     """Ask that a job end early. Rows in flight are settled by their workers, the others by `shards.close`."""
     return (
-        tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(_LIVE), jobs.c.stop.is_(None)).values(stop=why)).rowcount
+        tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(_STOPPABLE), jobs.c.stop.is_(None)).values(stop=why)).rowcount
         == 1
     )
 

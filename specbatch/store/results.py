@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from specbatch.database import Database, Record, now, records
-from specbatch.domain import Outcome, RowResult
+from specbatch.domain import Claim, Outcome, RowResult
 from specbatch.models import measurements, results, rows
 
 
@@ -32,21 +32,30 @@ def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch
     tx.execute(sa.insert(results).values(settled_at=now()), values)
 
 
-def measure(tx: sa.Connection, job_id: str, model: str, mode: str, tasks: Mapping[int, str], batch: Sequence[RowResult]) -> None:
+def unwritten(tx: sa.Connection, job_id: str, batch: Sequence[RowResult]) -> Sequence[RowResult]:
+    """Those of a batch that have no outcome yet. All of them, unless a commit succeeded whose answer was lost, and is tried again."""
+    indexes = [result.row_index for result in batch]
+    query = sa.select(results.c.row_index).where(results.c.job_id == job_id, results.c.row_index.in_(indexes))
+    written = set(tx.execute(query).scalars())
+    return [result for result in batch if result.row_index not in written] if written else batch
+
+
+def measure(tx: sa.Connection, claim: Claim, model: str, batch: Sequence[RowResult]) -> None:
     values: list[dict[str, Any]] = []
     for result in batch:
         if (cost := result.measurement) is not None:
             values.append(
                 {
-                    "job_id": job_id,
+                    "job_id": claim.job_id,
                     "row_index": result.row_index,
                     "model": model,
-                    "mode": mode,
-                    "task": tasks[result.row_index],
+                    "mode": claim.mode,
+                    "task": claim.task,
                     "prompt_tokens": cost.prompt_tokens,
                     "cached_tokens": cost.cached_tokens,
                     "generated_tokens": cost.generated_tokens,
                     "finish_reason": cost.finish_reason,
+                    "load": cost.load,
                     "queue_seconds": cost.queue_seconds,
                     "ttft_seconds": cost.ttft_seconds,
                     "tpot_seconds": cost.tpot_seconds,

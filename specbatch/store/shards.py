@@ -8,10 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from specbatch.database import Record, now, records
-from specbatch.domain import Claim, JobStatus, Mode, ShardStatus
+from specbatch.domain import Claim, JobStatus, Mode, ShardStatus, TaskType
 from specbatch.models import jobs, results, rows, shards
 
 Shard = Record
+SUSPECT_LOSSES = 2  # lost so often, a shard is split before it runs again: one of its rows may be what kills engines
+# A worker's first silence is forgiven: a machine that went away says nothing about the rows, and a suspect has to run alone.
+_SILENCE = sa.case((sa.or_(shards.c.attempt > 1, shards.c.losses > 0), 1), else_=0)
 
 
 def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
@@ -22,34 +25,30 @@ def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
             rows.c.shard_no,
             sa.literal(model),
             sa.func.min(rows.c.mode),
+            sa.func.min(rows.c.task),
             sa.literal(ShardStatus.QUEUED.value),
             sa.func.count(),
         )
         .where(rows.c.job_id == job_id)
         .group_by(rows.c.job_id, rows.c.shard_no)
     )
-    tx.execute(sa.insert(shards).from_select(["job_id", "shard_no", "model", "mode", "status", "rows"], grouped))
+    tx.execute(sa.insert(shards).from_select(["job_id", "shard_no", "model", "mode", "task", "status", "rows"], grouped))
 
 
 def claim(tx: sa.Connection, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str, seconds: float) -> tuple[Claim, int] | None:
-    """Take a shard that is queued, or whose holder fell silent: the claim, and the losses it has seen. None when it is not to be had."""
-    takeable = sa.or_(
-        sa.and_(shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now()),
-        sa.and_(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()),
-    )
+    """Take a queued shard: the claim, and the losses it has seen. None when it is not to be had."""
     live = sa.exists().where(jobs.c.id == job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
-    losses = shards.c.losses + sa.case((shards.c.status == ShardStatus.RUNNING, 1), else_=0)
     statement = (
         sa.update(shards)
-        .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, takeable, live)
-        .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, losses=losses, owner=owner, lease_until=now() + seconds)
-        .returning(shards.c.attempt, shards.c.losses)
+        .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, *_takeable(), live)
+        .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, owner=owner, lease_until=now() + seconds)
+        .returning(shards.c.attempt, shards.c.losses, shards.c.task)
     )
     taken = tx.execute(statement).one_or_none()
     if taken is None:
         return None
     endpoint = tx.execute(sa.select(jobs.c.endpoint).where(jobs.c.id == job_id)).scalar_one()
-    return Claim(job_id, shard_no, taken.attempt, endpoint, mode), taken.losses
+    return Claim(job_id, shard_no, taken.attempt, endpoint, mode, TaskType(taken.task)), taken.losses
 
 
 def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0, *, done: bool = False) -> bool:
@@ -73,26 +72,22 @@ def put_back(tx: sa.Connection, claim: Claim, *, lost: bool, delay: float) -> bo
 
 
 def expire_leases(tx: sa.Connection, limit: int) -> list[Shard]:
-    """Queue again every shard whose holder fell silent, and count the loss. Compare-and-swap on the attempt: a holder that renews wins."""
-    dead = (
-        sa.select(shards.c.job_id, shards.c.shard_no)
-        .where(shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
-        .limit(limit)
-    )
+    """Queue again every shard whose holder fell silent, and count the loss. A holder that renews meanwhile wins."""
+    silent = (shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
+    dead = _unlocked(tx, sa.select(shards.c.job_id, shards.c.shard_no).where(*silent).limit(limit))
     statement = (
         sa.update(shards)
-        .where(
-            sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now()
-        )
-        .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + 1, published_at=0.0)
+        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), *silent)
+        .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + _SILENCE, published_at=0.0)
         .returning(shards)
     )
     return records(tx.execute(statement))
 
 
 def suspects(tx: sa.Connection, limit: int) -> list[Shard]:
-    """Queued shards that were lost twice or more: one of their rows may be what kills engines."""
-    return records(tx.execute(sa.select(shards).where(shards.c.status == ShardStatus.QUEUED, shards.c.losses >= 2).limit(limit)))
+    """Queued shards that were lost so often that they are to be split, or given up."""
+    lost = (shards.c.status == ShardStatus.QUEUED, shards.c.losses >= SUSPECT_LOSSES)
+    return records(tx.execute(sa.select(shards).where(*lost).limit(limit)))
 
 
 def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
@@ -106,8 +101,8 @@ def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
     size = -(-len(owed) // pieces)
     for number, start in enumerate(range(0, len(owed), size), start=last + 1):
         piece = owed[start : start + size]
-        new = {"job_id": shard["job_id"], "shard_no": number, "model": shard["model"], "mode": shard["mode"], "status": ShardStatus.QUEUED}
-        tx.execute(sa.insert(shards).values(**new, rows=len(piece), losses=1, attempt=0))
+        alike = {name: shard[name] for name in ("job_id", "model", "mode", "task")}
+        tx.execute(sa.insert(shards).values(**alike, shard_no=number, status=ShardStatus.QUEUED, rows=len(piece), losses=1))
         tx.execute(sa.update(rows).where(rows.c.job_id == shard["job_id"], rows.c.row_index.in_(piece)).values(shard_no=number))
     return True
 
@@ -125,20 +120,19 @@ def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
     return list(tx.execute(query).scalars())
 
 
-def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> list[tuple[int, str, str, str]]:
-    """(row_index, custom_id, task, body) of the named rows."""
-    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.task, rows.c.body).where(
-        rows.c.job_id == job_id, rows.c.row_index.in_(indexes)
-    )
-    return [(row.row_index, row.custom_id, row.task, row.body) for row in tx.execute(query.order_by(rows.c.row_index))]
+def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> list[tuple[int, str, str]]:
+    """(row_index, custom_id, body) of the named rows."""
+    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.body).where(rows.c.job_id == job_id, rows.c.row_index.in_(indexes))
+    return [(row.row_index, row.custom_id, row.body) for row in tx.execute(query.order_by(rows.c.row_index))]
 
 
 def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
     """End queued shards of a stopped job; the caller settles what they owe in the same transaction. The attempt fences a late holder."""
-    some = sa.select(shards.c.shard_no).where(shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED).limit(limit)
+    queued = (shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED)
+    some = _unlocked(tx, sa.select(shards.c.shard_no).where(*queued).limit(limit))
     statement = (
         sa.update(shards)
-        .where(shards.c.job_id == job_id, shards.c.shard_no.in_(some), shards.c.status == ShardStatus.QUEUED)
+        .where(*queued, shards.c.shard_no.in_(some))
         .values(status=ShardStatus.DONE, attempt=shards.c.attempt + 1, owner=None, settled=shards.c.rows)
         .returning(shards)
     )
@@ -153,7 +147,7 @@ def queues(tx: sa.Connection) -> list[tuple[str, str]]:
 
 def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, limit: int) -> list[Shard]:
     """Shards of one queue whose message was sent longer than `older_than` seconds ago, or never; those of the oldest batch first."""
-    stale = (shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now(), shards.c.published_at < now() - older_than)
+    stale = (*_takeable(), shards.c.published_at < now() - older_than)
     query = (
         sa.select(shards)
         .join(jobs, jobs.c.id == shards.c.job_id)
@@ -165,9 +159,11 @@ def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, li
 
 
 def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:
+    """Those claimed since are left as they are: one that came back already needs a message again."""
     if sent:
-        keys = [(shard["job_id"], shard["shard_no"]) for shard in sent]
-        tx.execute(sa.update(shards).where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)).values(published_at=now()))
+        keys = [(shard["job_id"], shard["shard_no"], shard["attempt"]) for shard in sent]
+        same = sa.tuple_(shards.c.job_id, shards.c.shard_no, shards.c.attempt).in_(keys)
+        tx.execute(sa.update(shards).where(same, shards.c.status == ShardStatus.QUEUED).values(published_at=now()))
 
 
 def backlog(tx: sa.Connection, model: str) -> list[tuple[Mode, int, float]]:
@@ -191,6 +187,17 @@ def redirect(tx: sa.Connection, model: str, mode: Mode, to: Mode, why: str) -> i
     for job_id, shard_no in moved:
         tx.execute(sa.update(rows).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no).values(mode=to, reason=why))
     return len(moved)
+
+
+def _takeable() -> tuple[sa.ColumnElement[bool], ...]:
+    """A suspect is not to be had before it is split; a row that stands alone is, until its attempts are spent, which `upkeep` judges."""
+    innocent = sa.or_(shards.c.losses < SUSPECT_LOSSES, shards.c.rows - shards.c.settled == 1)
+    return shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now(), innocent
+
+
+def _unlocked(tx: sa.Connection, query: sa.Select[Any]) -> sa.Select[Any]:
+    """Pass over rows that another transaction holds: two reconcilers then share the work instead of waiting crosswise."""
+    return query.with_for_update(skip_locked=True) if tx.dialect.name == "postgresql" else query
 
 
 def _is(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:

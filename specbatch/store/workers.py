@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -14,10 +14,18 @@ Worker = Record
 
 
 def seen(
-    database: Database, tx: sa.Connection, worker_id: str, *, model: str, names: Sequence[str], modes: Sequence[Mode], mode: Mode | None
+    database: Database,
+    tx: sa.Connection,
+    worker_id: str,
+    *,
+    model: str,
+    names: Sequence[str],
+    modes: Sequence[Mode],
+    withheld: Mapping[Mode, str],
+    mode: Mode | None,
 ) -> None:
     """A sign of life; the first one registers the worker."""
-    facts = {"model": model, "names": list(names), "modes": [each.value for each in modes], "mode": mode}
+    facts = {"model": model, "names": list(names), "modes": list(modes), "withheld": dict(withheld), "mode": mode}
     statement = database.insert(workers).values(id=worker_id, started_at=now(), seen_at=now(), **facts)
     tx.execute(statement.on_conflict_do_update(index_elements=[workers.c.id], set_={**facts, "seen_at": now()}))
 
