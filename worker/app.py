@@ -13,8 +13,10 @@ import psutil
 from celery.worker import WorkController, state
 
 from specbatch.context import Context
+from specbatch.errors import EngineStartError
 from specbatch.queue import celery_app, queue_name
 from specbatch.serving import offered_modes
+from worker.fitness import unfit
 from worker.host import EngineHost
 from worker.pool import pool_for
 from worker.runner import Runner
@@ -28,9 +30,13 @@ log = logging.getLogger(__name__)
 def work(ctx: Context, redis_url: str) -> None:
     """Serve until asked to stop. Raises EngineStartError when the engine does not start at all."""
     worker_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"  # fresh for each process: an owner is never mistaken for its successor
-    modes = offered_modes(ctx.settings)
+    offered = offered_modes(ctx.settings)
+    withheld = unfit(ctx.settings, offered)
+    modes = [mode for mode in offered if mode not in withheld]
+    if not modes:
+        raise EngineStartError("; ".join(f"mode {mode} cannot be served: {why}" for mode, why in withheld.items()))
     host = EngineHost(ctx.settings, modes[0])
-    supervisor = Supervisor(ctx, host, modes)
+    supervisor = Supervisor(ctx, host, modes, withheld)
     app = celery_app(redis_url)
     register(app, Runner(ctx, host, worker_id))
     app.steps["worker"].add(engine_step(ctx, host, supervisor, worker_id))

@@ -55,7 +55,7 @@ class Feed:
         except EngineDied as death:
             self._arrivals.put(death)
         else:
-            self._arrivals.put(_result(row, reply, self._host.status().running_requests + 1))
+            self._arrivals.put(_result(row, reply, self._host.running + 1))
 
 
 def _patiently() -> AsyncRetrying:

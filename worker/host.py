@@ -37,6 +37,7 @@ class EngineHost:
         self._revival: asyncio.Task[None] | None = None
         self._started_at = 0.0
         self.start_seconds = 0.0  # of the latest start
+        self.running = 0  # requests in the engine
         self._pause = FIRST_PAUSE_SECONDS
         self.failure: EngineStartError | None = None  # why no engine runs
         self.stopping = threading.Event()
@@ -95,11 +96,14 @@ class EngineHost:
     async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
         """On the loop only. Raises EngineDied, and has then seen to it that a new engine starts."""
         engine = self._engine
+        self.running += 1
         try:
             return await engine.answer(request_id, endpoint, body)
         except EngineDied:
             self._bury(engine)
             raise
+        finally:
+            self.running -= 1
 
     def check(self) -> None:
         """Notice an engine that died while nobody asked it anything."""

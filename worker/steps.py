@@ -61,6 +61,7 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
                 "model": host.model,
                 "names": served_names(ctx.settings),
                 "modes": supervisor.modes,
+                "withheld": supervisor.withheld,
                 "mode": host.mode if host.ready else None,
             }
 

@@ -56,10 +56,11 @@ def choose(current: Mode, busy: bool, waiting: Mapping[Mode, Waiting], *, served
 class Supervisor:
     """Watches the backlog and switches the host's engine, and the queue that Celery consumes, together."""
 
-    def __init__(self, ctx: Context, host: EngineHost, modes: Sequence[Mode]) -> None:
+    def __init__(self, ctx: Context, host: EngineHost, modes: Sequence[Mode], withheld: Mapping[Mode, str]) -> None:
         self._ctx = ctx
         self._host = host
         self._modes = list(modes)
+        self.withheld = dict(withheld)  # mode -> why it is configured and not served
         self._worker: Any = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
@@ -130,6 +131,7 @@ class Supervisor:
                 except EngineStartError as failure:
                     log.error("mode %s is no longer offered: its engine does not start: %s", mode, failure)
                     self._modes.remove(mode)
+                    self.withheld[mode] = failure.message
         self._host.ask_to_stop(0.0)
         state.should_stop = EX_FAILURE
 

@@ -125,3 +125,12 @@ def locate(model: str | Path) -> Checkpoint:
             f"{str(model)!r} is neither a folder nor a model in the local Hugging Face cache: check the path, "
             f"or fetch it with `hf download {model}`"
         ) from missing
+
+
+def cached(model: str) -> bool:
+    """Whether an id lies in the local Hugging Face cache."""
+    try:
+        locate(model)
+    except UsageError:
+        return False
+    return True

@@ -6,20 +6,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import sqlalchemy as sa
-
-from specbatch.classify import classify
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, TaskType
 from specbatch.lines import Problem, Request, parse, read
 from specbatch.service import files as stored
-from specbatch.serving import offered_modes, resolve_model, served_names
-from specbatch.store import files, jobs, rows, shards, workers
+from specbatch.service import offers
+from specbatch.service.decider import Decider
+from specbatch.store import files, jobs, rows, shards
 
 CHUNK_ROWS = 500
 SHARD_BYTES = 8 * 1024**2
 LEASE_SECONDS = 60.0
-REMEMBER_WORKERS_SECONDS = 86_400.0
 
 
 def ingest_next(ctx: Context, owner: str) -> bool:
@@ -30,7 +27,7 @@ def ingest_next(ctx: Context, owner: str) -> bool:
             return False
         rows.drop(tx, job["id"])
         known = files.get(tx, job["input_file_id"]) is not None
-        models = offered(ctx, tx)
+        models = offers.models(ctx, tx)
     path = stored.path(ctx, job["input_file_id"])
     if not known or not path.exists():
         _fail(ctx, job, [Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
@@ -49,10 +46,9 @@ class _Reading:
     """One pass over a file. Remembers what the lines have in common, and their problems."""
 
     def __init__(self, ctx: Context, job: jobs.Job, models: Mapping[str, str]) -> None:
-        self._settings, self._job, self._models = ctx.settings, job, models
-        self._task = TaskType(job["named_task"]) if job["named_task"] else None
-        self._mode = Mode(job["named_mode"]) if job["named_mode"] else offered_modes(ctx.settings)[0]
-        self._open: dict[Mode, tuple[int, int, int]] = {}  # mode -> its open shard, the rows and the bytes in it
+        self._ctx, self._settings, self._job, self._models = ctx, ctx.settings, job, models
+        self._decide: Decider | None = None
+        self._open: dict[tuple[Mode, TaskType], tuple[int, int, int]] = {}  # its open shard, the rows and the bytes in it
         self._shards = 0
         self.model_name = ""
         self.problems: list[Problem] = []
@@ -92,11 +88,11 @@ class _Reading:
                 Problem("invalid_json_line", "A number in this line is too large for JSON (it reads as infinity).", "body", number)
             )
             return
-        decision = self._decide(request.body)
+        decision = self._decider(request)(request.body, number - 1)
         yield {
             "job_id": self._job["id"],
             "row_index": number - 1,
-            "shard_no": self._shard_for(decision.mode, len(body)),
+            "shard_no": self._shard_for(decision, len(body)),
             "custom_id": request.custom_id,
             "body": body,
             "task": decision.task,
@@ -104,15 +100,28 @@ class _Reading:
             "reason": decision.reason,
         }
 
-    def _decide(self, body: Mapping[str, Any]) -> Decision:
-        return Decision(classify(body, self._task).task, self._mode, "the mode was named by hand")
+    def _decider(self, request: Request) -> Decider:
+        """Made for the first row: only then is the model known."""
+        if self._decide is None:
+            task, mode = self._job["named_task"], self._job["named_mode"]
+            with self._ctx.database.read() as tx:
+                self._decide = Decider.for_file(
+                    self._ctx,
+                    tx,
+                    self._models.get(request.model, request.model),
+                    stored.path(self._ctx, self._job["input_file_id"]),
+                    task=TaskType(task) if task else None,
+                    mode=Mode(mode) if mode else None,
+                )
+        return self._decide
 
-    def _shard_for(self, mode: Mode, size: int) -> int:
-        shard_no, count, total = self._open.get(mode, (-1, 0, 0))
+    def _shard_for(self, decision: Decision, size: int) -> int:
+        kind = decision.mode, decision.task
+        shard_no, count, total = self._open.get(kind, (-1, 0, 0))
         if shard_no < 0 or count >= self._settings.shard_rows or total + size > SHARD_BYTES:
             shard_no, count, total = self._shards, 0, 0
             self._shards += 1
-        self._open[mode] = (shard_no, count + 1, total + size)
+        self._open[kind] = (shard_no, count + 1, total + size)
         return shard_no
 
     @property
@@ -141,14 +150,6 @@ def _fail(ctx: Context, job: jobs.Job, problems: list[Problem]) -> None:
         if jobs.renew(tx, job, 0.0):
             rows.drop(tx, job["id"])
             jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in problems]})
-
-
-def offered(ctx: Context, tx: sa.Connection) -> dict[str, str]:
-    """Every name a request may use -> the model behind it: this machine's own, and that of each worker seen within a day."""
-    names = dict.fromkeys(served_names(ctx.settings), resolve_model(ctx.settings))
-    for worker in workers.alive(tx, REMEMBER_WORKERS_SECONDS):
-        names |= dict.fromkeys(worker["names"], worker["model"])
-    return names
 
 
 def _chunks(values: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
