@@ -1,0 +1,185 @@
+"""Which mode a row decodes in, and why. Pure: a function of the task type, the sampling, the load, what workers offer, and measurements.
+
+Measurements of this machine win over the defaults below, in this order: speeds seen while serving, the tuning table, acceptance rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specbatch.domain import Decision, Mode, TaskType
+from specbatch.tuning import DEFAULT_K, TuningTable
+
+STRUCTURED = frozenset({TaskType.CODE, TaskType.JSON, TaskType.EXTRACTION, TaskType.SUMMARY})
+LOOKUPS = (Mode.SUFFIX, Mode.NGRAM)  # they draft from the text itself
+DRAFTERS = (Mode.EAGLE3, Mode.EAGLE, Mode.DRAFT_MODEL)  # they draft with a second model
+PREFERENCE = {task: (*LOOKUPS, *DRAFTERS) if task in STRUCTURED else (*DRAFTERS, *reversed(LOOKUPS)) for task in TaskType}
+
+# The least acceptance rate (accepted / drafted tokens) worth keeping. 40% where every drafted token costs a pass of a second model. A
+# lookup costs none: on one H200, 7B target, ngram gained at 0.33 (code) and 0.19 (JSON), and at 0.07 (chat) gained alone and lost 3% at 16.
+# suffix: not measured in these terms; its drafts are verified like ngram's.
+ACCEPTANCE_FLOOR = {Mode.DRAFT_MODEL: 0.40, Mode.EAGLE: 0.40, Mode.EAGLE3: 0.40, Mode.NGRAM: 0.07, Mode.SUFFIX: 0.07}
+WINDOW_ROWS, WINDOW_DRAFTED = 32, 256  # a smaller window does not demote
+SLOWDOWN = 0.95  # of plain's speed; closer than that is noise between runs
+RETRY_EVERY = 64  # of rows that a demotion sends elsewhere, one in so many tries the mode again
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The modes that workers offer for a model, and why a mode is withheld, in words that follow "but": "no draft model is configured",
+    "the draft needs 1.2 GiB and 0.4 GiB are free", "token 17 is 'a' in the target and 'b' in the draft". A withheld mode is not offered."""
+
+    modes: frozenset[Mode]
+    withheld: Mapping[Mode, str] = field(default_factory=dict)
+
+    @property
+    def available(self) -> frozenset[Mode]:
+        return self.modes.difference(self.withheld)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A mode's latest rows of one task type. `tokens_per_second` is the engine's, at a load like the one expected; None if unknown."""
+
+    rows: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    tokens_per_second: float | None = None
+
+
+History = Mapping[tuple[Mode, TaskType], Window]
+_UNMEASURED = TuningTable()
+
+
+def refused_sampling(body: object) -> str | None:
+    """The parameter that vLLM refuses under speculation, or None. A min_p of at most 1e-5 counts as unset there."""
+    if not isinstance(body, Mapping):
+        return None
+    try:
+        if float(body.get("min_p") or 0.0) > 1e-5:
+            return "min_p"
+    except (TypeError, ValueError, OverflowError):
+        pass  # not a number: the engine answers 400 in any mode
+    return "logit_bias" if body.get("logit_bias") else None
+
+
+def decide(
+    task: TaskType,
+    body: Mapping[str, Any],
+    load: int,
+    offer: Offer,
+    history: History | None = None,
+    table: TuningTable | None = None,
+    *,
+    named_mode: Mode | None = None,
+    row_index: int = 0,
+) -> Decision:
+    """The mode of one row. Never raises; the mode is one that is offered, or plain where nothing is offered yet.
+
+    `load` is how many requests are expected to decode at once in the engine. `named_mode` is the user's wish. `row_index` spreads the
+    retries of a demoted mode, so that the same file is decided the same way twice.
+    """
+    available, refused = offer.available, refused_sampling(body)
+    if not available:
+        return Decision(task, Mode.PLAIN, "No worker offers a mode for this model yet: plain, until one does.")
+    if refused and Mode.PLAIN in available:
+        return Decision(task, Mode.PLAIN, f"{refused} is refused under speculation: plain.")
+    warning = f"; without a worker that offers plain, the engine will refuse {refused}" if refused else ""
+    if named_mode in available:
+        return Decision(task, named_mode, f"{named_mode} was asked for{warning}.")
+    wish = f"{named_mode} was asked for, but {offer.withheld.get(named_mode, 'no worker offers it')}; " if named_mode else ""
+    mode, why = _Choice(task, max(1, load), offer, history or {}, table or _UNMEASURED).make(row_index)
+    return Decision(task, mode, f"{wish}{why}{warning}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    task: TaskType
+    load: int
+    offer: Offer
+    history: History
+    table: TuningTable
+
+    def make(self, row_index: int) -> tuple[Mode, str]:
+        """The first mode without a flaw: of those measured at this load, the fastest first; else in the order of preference."""
+        at, speeds = self.table.at(self.task, self.load)
+        offered = [mode for mode in PREFERENCE[self.task] if mode in self.offer.available]
+        measured = self._ranked(offered, speeds)
+        flaws = list(self._missing())
+        idle: list[Mode] = []  # at this load they would not draft, if told so by batch size
+        for mode in measured or offered:
+            overload = None if measured else self._overload(mode)
+            if overload:
+                flaws.append(overload)
+                idle += [mode] if mode in DEFAULT_K else []
+            elif flaw := self._slow(mode) or (None if measured else self._rejected(mode)):
+                flaws.append(flaw)
+                if row_index % RETRY_EVERY == RETRY_EVERY - 1:
+                    return mode, self._say(flaws, f"{mode} again on one row in {RETRY_EVERY}, to see whether that still holds")
+            elif measured:
+                return mode, self._say(flaws, self._compare(mode, at, speeds))
+            else:
+                return mode, self._say(flaws, f"{mode}, which pays up to {self._limit(mode)} requests at once ({self.load} expected)")
+        if Mode.PLAIN in self.offer.available:
+            return Mode.PLAIN, self._say(flaws, "plain")
+        if idle:
+            return idle[0], self._say(
+                flaws, f"{idle[0]}, since no worker offers plain (tokens_by_batch_size can stop its drafts at this load)"
+            )
+        return offered[0], self._say(flaws, f"{offered[0]}, since no worker offers plain")
+
+    def _compare(self, mode: Mode, at: int, speeds: Mapping[Mode, float]) -> str:
+        if mode is Mode.PLAIN:
+            return f"plain, the fastest of what was measured with {at} requests at once ({speeds[mode]:,.0f} tokens/s)"
+        pair = f"{speeds[mode]:,.0f} tokens/s against {speeds[Mode.PLAIN]:,.0f} in plain"
+        return (
+            f"{mode}, measured with {at} requests at once: {pair}{'' if Mode.PLAIN in self.offer.available else ', which no worker offers'}"
+        )
+
+    def _ranked(self, offered: Sequence[Mode], speeds: Mapping[Mode, float]) -> list[Mode]:
+        """The offered modes that were measured, the fastest first; none unless one of them speculates. Equal ones keep their order."""
+        known = [mode for mode in offered if mode in speeds]
+        plain = [Mode.PLAIN] if Mode.PLAIN in self.offer.available else []
+        return sorted([*known, *plain], key=lambda mode: -speeds[mode]) if known else []
+
+    def _missing(self) -> Iterator[str]:
+        """Why the kind of mode that suits the task is not to be had at all. One mode of the kind is enough for silence."""
+        kind, name = (LOOKUPS, "ngram or suffix") if self.task in STRUCTURED else (DRAFTERS, "a draft model or an EAGLE head")
+        if self.offer.available.isdisjoint(kind):
+            yield from dict.fromkeys(self.offer.withheld[mode] for mode in reversed(kind) if mode in self.offer.withheld)
+            if self.offer.withheld.keys().isdisjoint(kind):
+                yield f"no worker offers {name}"
+
+    def _limit(self, mode: Mode) -> int:
+        return self.table.crossover(mode, self.task)
+
+    def _overload(self, mode: Mode) -> str | None:
+        limit = self._limit(mode)
+        if self.load <= limit:
+            return None
+        if limit == 0:
+            return f"{mode} paid at no load that was measured"
+        return f"{mode} pays only up to {limit} requests at once and {self.load} are expected"
+
+    def _live_speeds(self, mode: Mode) -> tuple[float, float] | None:
+        speeds = [self.history.get((of, self.task), Window()).tokens_per_second for of in (mode, Mode.PLAIN)]
+        return (speeds[0], speeds[1]) if speeds[0] and speeds[1] else None
+
+    def _slow(self, mode: Mode) -> str | None:
+        speeds = self._live_speeds(mode)
+        if speeds is None or speeds[0] >= SLOWDOWN * speeds[1]:
+            return None
+        return f"{mode} generated {speeds[0]:,.0f} tokens/s against plain's {speeds[1]:,.0f}"
+
+    def _rejected(self, mode: Mode) -> str | None:
+        window, floor = self.history.get((mode, self.task), Window()), ACCEPTANCE_FLOOR[mode]
+        if window.rows < WINDOW_ROWS or window.drafted_tokens < WINDOW_DRAFTED or self._live_speeds(mode):
+            return None
+        rate = window.accepted_tokens / window.drafted_tokens
+        return f"{mode} had {rate:.0%} of {window.drafted_tokens:,} drafted tokens accepted, under {floor:.0%}" if rate < floor else None
+
+    def _say(self, flaws: Sequence[str], choice: str) -> str:
+        nature = "repeat their input" if self.task in STRUCTURED else "are new text"
+        return f"{self.task} answers {nature}{', but ' + ' and '.join(flaws) if flaws else ''}: {choice}"
