@@ -161,7 +161,7 @@ class _Choice:
             return None
         if limit == 0:
             return f"{mode} paid at no load that was measured"
-        return f"{mode} pays only up to {limit} requests at once and {self.load} are expected"
+        return f"{mode} pays only up to {limit} requests at once ({self.load} expected)"
 
     def _live_speeds(self, mode: Mode) -> tuple[float, float] | None:
         speeds = [self.history.get((of, self.task), Window()).tokens_per_second for of in (mode, Mode.PLAIN)]

@@ -170,7 +170,7 @@ def test_beyond_its_crossover_a_mode_gives_way_to_plain(mode: Mode, task: TaskTy
     assert pick(task, offer(mode, Mode.PLAIN), limit).mode is mode
     beyond = pick(task, offer(mode, Mode.PLAIN), limit + 1)
     assert beyond.mode is Mode.PLAIN
-    assert f"{mode} pays only up to {limit} requests at once and {limit + 1} are expected" in beyond.reason
+    assert f"{mode} pays only up to {limit} requests at once ({limit + 1} expected)" in beyond.reason
 
 
 def test_beyond_the_crossover_without_plain_a_mode_that_can_stop_drafting_is_kept() -> None:
