@@ -42,7 +42,9 @@ class Settings(BaseSettings):
     tensor_parallel_size: int = Field(1, ge=1)
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     cpu_kv_cache_gib: float = Field(1.0, gt=0, description="KV cache on a machine without a GPU, in GiB.")
-    enforce_eager: bool = Field(False, description="Skip compilation and graph capture: starts sooner, decodes slower.")
+    enforce_eager: bool | None = Field(
+        None, description="Skip compilation and graph capture: starts sooner, decodes slower. On a CPU by default."
+    )
     trust_remote_code: bool = False
     quantization: str | None = None
     tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice auto needs it.")
@@ -66,7 +68,7 @@ class Settings(BaseSettings):
     shard_rows: int = Field(256, ge=1, description="Rows that travel together.")
     shards_in_flight: int = Field(8, ge=1, description="Shards that a worker feeds to its engine at once.")
     lease_seconds: float = Field(10.0, gt=0, description="How long a silent worker keeps its shards.")
-    max_attempts: int = Field(4, ge=1, description="Attempts at a shard before it is split, and at a row before it fails.")
+    max_attempts: int = Field(4, ge=2, description="Attempts at a shard before it is split, and at a row before it fails.")
     sweep_seconds: float = Field(2.0, gt=0, description="How often the reconciler looks for what was lost.")
     stop_seconds: float = Field(30.0, gt=0, description="How long a stopping worker lets requests in flight finish.")
     max_file_bytes: int = Field(4 * 1024**3, ge=1)

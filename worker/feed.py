@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import queue
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +14,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 from specbatch.domain import Claim, Outcome, Reply, Row, RowResult
 from worker.engine.base import EngineDied
 from worker.host import EngineHost
+
+log = logging.getLogger(__name__)
 
 TRIES = 3
 Arrival = RowResult | EngineDied
@@ -34,8 +38,13 @@ class Feed:
         except queue.Empty:
             return None
 
+    def arrived(self) -> list[RowResult]:
+        """Every row that has ended and was not taken yet."""
+        arrivals = iter(lambda: self.next(0.0), None)
+        return [arrival for arrival in arrivals if isinstance(arrival, RowResult)]
+
     def cancel(self) -> None:
-        """Abort what is still in the engine. Nothing that arrives afterwards is wanted."""
+        """Abort what is still in the engine."""
         self._host.loop.call_soon_threadsafe(self._cancel)
 
     def _start(self, rows: Sequence[Row]) -> None:
@@ -50,12 +59,18 @@ class Feed:
 
     async def _answer(self, row: Row) -> None:
         request_id = f"{self._claim.job_id}-{row.row_index}-{self._claim.attempt}"
+        arrival: Arrival
         try:
             reply: Reply = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
+            json.dumps(reply.body, allow_nan=False)  # what could not be stored must not spoil the rows that are stored with it
+            arrival = _result(row, reply, self._host.running + 1)
         except EngineDied as death:
-            self._arrivals.put(death)
-        else:
-            self._arrivals.put(_result(row, reply, self._host.running + 1))
+            arrival = death
+        except Exception as failure:
+            log.exception("%s: the engine's answer is unusable", request_id)
+            message = f"The server failed to answer this request: {type(failure).__name__}: {failure}"
+            arrival = RowResult(row.row_index, Outcome.FAILED, error=("internal_error", message))
+        self._arrivals.put(arrival)
 
 
 def _patiently() -> AsyncRetrying:

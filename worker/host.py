@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-SETTLED_SECONDS = 300.0  # an engine that lived this long died of something new: the pause starts over
 
 
 class EngineHost:
@@ -34,11 +34,13 @@ class EngineHost:
         self._thread = threading.Thread(target=self.loop.run_forever, name="engine-loop", daemon=True)
         self.gate = Gate()
         self._ready = threading.Event()
+        self._up = asyncio.Event()  # the same, for the loop
         self._revival: asyncio.Task[None] | None = None
         self._started_at = 0.0
         self.start_seconds = 0.0  # of the latest start
         self.running = 0  # requests in the engine
         self._pause = FIRST_PAUSE_SECONDS
+        self._useful = False  # the engine has answered something since it started
         self.failure: EngineStartError | None = None  # why no engine runs
         self.stopping = threading.Event()
         self._stop_at = float("inf")
@@ -62,13 +64,11 @@ class EngineHost:
 
     def switch(self, mode: Mode) -> None:
         """End the engine and start one of another mode. The caller is alone inside the gate. Raises EngineStartError: then none runs."""
-        self._ready.clear()
         self._wait(self._replace(mode))
 
     def stop(self) -> None:
         """End the engine and the loop. Safe after a failed start."""
         self.ask_to_stop(0.0)
-        self._ready.clear()
         self._wait(self._stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
@@ -81,11 +81,13 @@ class EngineHost:
 
     @property
     def out_of_time(self) -> bool:
-        return self.stopping.is_set() and time.monotonic() >= self._stop_at
+        """Stopping, and the time is up, or there is no engine to use it."""
+        return self.stopping.is_set() and (time.monotonic() >= self._stop_at or not self.ready)
 
-    def wait_ready(self) -> bool:
-        """Wait for an engine that answers. False when this worker is stopping."""
-        while not self.stopping.is_set():
+    def wait_ready(self, seconds: float = math.inf) -> bool:
+        """Wait for an engine that answers. False when this worker is stopping, or the seconds are over."""
+        until = time.monotonic() + seconds
+        while not self.stopping.is_set() and time.monotonic() < until:
             if self._ready.wait(0.2):
                 return not self.stopping.is_set()
         return False
@@ -94,11 +96,16 @@ class EngineHost:
         return self._engine.status()
 
     async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
-        """On the loop only. Raises EngineDied, and has then seen to it that a new engine starts."""
-        engine = self._engine
+        """On the loop only. Raises EngineDied when the engine dies under this request, and has then seen to it that a new one starts.
+
+        A request that comes while no engine runs waits for the next: it has no part in the death of the last.
+        """
+        engine = await self._living()
         self.running += 1
         try:
-            return await engine.answer(request_id, endpoint, body)
+            reply = await engine.answer(request_id, endpoint, body)
+            self._useful = True
+            return reply
         except EngineDied:
             self._bury(engine)
             raise
@@ -111,16 +118,29 @@ class EngineHost:
         if engine.dead and self._ready.is_set():
             self.loop.call_soon_threadsafe(self._bury, engine)
 
+    async def _living(self) -> Engine:
+        while True:
+            await self._up.wait()
+            engine = self._engine
+            if not engine.dead:
+                return engine
+            self._bury(engine)
+
     def _bury(self, engine: Engine) -> None:
-        if engine is self._engine and (self._revival is None or self._revival.done()) and not self.stopping.is_set():
-            self._ready.clear()
-            self._revival = self.loop.create_task(self._revive(engine))
+        if engine is self._engine and self.ready:
+            self._close()
+            if not self.stopping.is_set():
+                self._revival = self.loop.create_task(self._revive(engine))
 
     async def _revive(self, dead: Engine) -> None:
+        if self._useful:
+            self._pause = FIRST_PAUSE_SECONDS
         lived = time.monotonic() - self._started_at
-        self._pause = FIRST_PAUSE_SECONDS if lived > SETTLED_SECONDS else self._pause
         log.error("the engine died after %.0f s; a new one starts in %.0f s", lived, self._pause)
-        await dead.stop()
+        try:
+            await dead.stop()
+        except Exception:
+            log.exception("what is left of the dead engine could not be cleared away")
         while not self.stopping.is_set():
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
@@ -133,6 +153,7 @@ class EngineHost:
             return
 
     async def _replace(self, mode: Mode) -> None:
+        self._close()
         if self._revival is not None:
             self._revival.cancel()
         await self._engine.stop()
@@ -143,16 +164,24 @@ class EngineHost:
         self._engine = engine
         try:
             await engine.start()
-        except EngineStartError as failure:
-            self.failure = failure
+        except Exception as failure:
+            said = failure if isinstance(failure, EngineStartError) else EngineStartError(f"the engine does not start: {failure!r}")
+            self.failure = said
             await engine.stop()
-            raise
+            raise said from failure
         self._started_at = time.monotonic()
         self.start_seconds = self._started_at - began
         self.failure = None
+        self._useful = False
         self._ready.set()
+        self._up.set()
+
+    def _close(self) -> None:
+        self._ready.clear()
+        self._up.clear()
 
     async def _stop(self) -> None:
+        self._close()
         if self._revival is not None:
             self._revival.cancel()
         await self._engine.stop()

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
 PAUSE_SECONDS = 2.0
+RETURN_SECONDS = 3.0  # a worker tries a database that is down at least every two
 
 
 class Reconciler:
@@ -31,6 +32,7 @@ class Reconciler:
         self._ctx = ctx
         self._owner = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         self._stopped = threading.Event()
+        self._outage = False
         self._to_publish = threading.Event()  # validation has left shards that no message names yet
 
     def run(self) -> None:
@@ -80,7 +82,15 @@ class Reconciler:
         return finalize.finalize_next(self._ctx, self._owner)
 
     def _sweep(self) -> bool:
-        tally = upkeep.sweep(self._ctx)
+        if self._outage:
+            upkeep.ping(self._ctx)
+            self._stopped.wait(RETURN_SECONDS)  # the holders of leases that ran out meanwhile renew first
+            self._outage = False
+        try:
+            tally = upkeep.sweep(self._ctx)
+        except ServiceUnavailable as failure:
+            self._outage = failure.code == "database_unavailable"
+            raise
         if tally:
             log.info("swept: %s", tally)
         return False

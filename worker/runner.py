@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
@@ -21,8 +22,16 @@ from worker.host import EngineHost
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+
+class Lasting(Protocol):
+    """Does a piece of work once the database answers again."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
+
+
 CHUNK_ROWS = 200
-CHUNK_SECONDS = 1.0
+CHUNK_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 2.0  # between two tries to reach the database; the reconciler waits for it after an outage
 LONGEST_WAIT_SECONDS = 0.5  # so that a stop is noticed
 LOST_DELAY_SECONDS = 1.0
 STOPS = {Standing.CANCELLED: Outcome.CANCELLED, Standing.EXPIRED: Outcome.EXPIRED}
@@ -36,20 +45,20 @@ class Runner:
 
     def run(self, job_id: str, shard_no: int) -> None:
         """Serve a shard, if it is to be had. Whatever happens here, the shard stays somebody's: ours, the queue's or the reconciler's."""
-        if not self._host.wait_ready():
-            return
-        with self._host.gate.together():
-            model, mode = self._host.model, self._host.mode
-            taken = self._lasting(lambda: service.claim(self._ctx, job_id, shard_no, model=model, mode=mode, owner=self._owner))
-            if taken is None:
-                return
-            if not taken.suspect:
-                _Serving(self._ctx, self._host, taken, self._lasting).serve()
-                return
-        serving = _Serving(self._ctx, self._host, taken, self._lasting)
-        with self._host.gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
-            if entered:
-                serving.serve()
+        while self._host.wait_ready():
+            with self._host.gate.together():
+                if not self._host.ready:
+                    continue  # it died while we waited at the gate
+                claim = partial(service.claim, self._ctx, job_id, shard_no, model=self._host.model, mode=self._host.mode, owner=self._owner)
+                taken = self._lasting(claim)
+                if taken is None:
+                    log.info("%s/%d: not to be had; the message is dropped", job_id, shard_no)
+                    return
+                serving = _Serving(self._ctx, self._host, taken, self._lasting)
+                if not taken.suspect:
+                    return serving.serve()
+            with self._host.gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
+                return serving.serve() if entered and serving.finds_its_engine() else None
 
     def _lasting(self, work: Callable[[], T]) -> T:
         """Do it once the database answers again, however long that takes; a worker whose time is up leaves it to others."""
@@ -59,7 +68,7 @@ class Runner:
 
         patiently = Retrying(
             retry=retry_if_exception_type(ServiceUnavailable),
-            wait=wait_random_exponential(multiplier=0.2, max=5),
+            wait=wait_random_exponential(multiplier=0.2, max=LONGEST_PAUSE_SECONDS),
             stop=lambda _: self._host.out_of_time,
             before_sleep=log_pause,
             reraise=True,
@@ -70,7 +79,7 @@ class Runner:
 class _Serving:
     """One claimed shard while it runs."""
 
-    def __init__(self, ctx: Context, host: EngineHost, taken: Taken, lasting: Callable[[Callable[[], Standing]], Standing]) -> None:
+    def __init__(self, ctx: Context, host: EngineHost, taken: Taken, lasting: Lasting) -> None:
         self._ctx = ctx
         self._host = host
         self._taken = taken
@@ -84,9 +93,9 @@ class _Serving:
         try:
             self._push()
             self._collect()
-        except BaseException:
+        except BaseException as failure:
             self._feed.cancel()
-            self._hand_back(lost=True)
+            self._hand_back(lost=not isinstance(failure, ServiceUnavailable))
             raise
 
     def keep(self) -> bool:
@@ -96,13 +105,26 @@ class _Serving:
             return False
         return self._goes_on(self._lasting(lambda: service.renew(self._ctx, self._claim)))
 
+    def finds_its_engine(self) -> bool:
+        """Alone: wait for an engine. False when the shard is no longer ours, or the engine was exchanged for one of another mode."""
+        while not self._host.ready:
+            self._host.wait_ready(self._ctx.settings.lease_seconds / 3)
+            if not self.keep():
+                return False
+        if self._host.mode is not self._claim.mode:
+            self._hand_back(lost=False)
+            return False
+        return True
+
     @property
     def _claim(self) -> Claim:
         return self._taken.claim
 
     def _push(self) -> None:
-        for window in service.windows(self._ctx, self._taken):
-            self._feed.push(window)
+        owed = self._taken.owed
+        for start in range(0, len(owed), service.WINDOW_ROWS):
+            window = owed[start : start + service.WINDOW_ROWS]
+            self._feed.push(self._lasting(partial(service.read_rows, self._ctx, self._claim, window)))
 
     def _collect(self) -> None:
         while len(self._ready) < self._left:
@@ -153,8 +175,13 @@ class _Serving:
     def _give_up(self, *, lost: bool) -> None:
         """Keep what is finished, and let somebody else have the rest."""
         self._feed.cancel()
-        if not self._ready or self._goes_on(self._write()):
-            self._hand_back(lost=lost)
+        self._ready += self._feed.arrived()
+        done = len(self._ready) == self._left
+        if done or self._ready:
+            standing = self._write(done=done)
+            if done or not self._goes_on(standing):
+                return
+        self._hand_back(lost=lost)
 
     def _hand_back(self, *, lost: bool) -> None:
         try:

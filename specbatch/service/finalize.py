@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import sqlalchemy as sa
 
@@ -11,37 +10,28 @@ from specbatch import lines
 from specbatch.context import Context
 from specbatch.domain import JobStatus, Outcome
 from specbatch.service import files as stored
+from specbatch.service.leases import kept
 from specbatch.store import files, jobs, results
-
-LEASE_SECONDS = 60.0
-RENEW_ROWS = 20_000
 
 
 def finalize_next(ctx: Context, owner: str) -> bool:
     """Write the files of the oldest batch whose rows are all settled. False when none waits."""
     with ctx.database.write() as tx:
-        job = jobs.lease_next(tx, owner, LEASE_SECONDS, jobs.to_finalize())
+        job = jobs.lease_next(tx, owner, ctx.settings.lease_seconds, jobs.to_finalize())
     if job is None:
         return False
     written: dict[str, tuple[str, int]] = {}
-    for kind, succeeded in (("output", True), ("error", False)):
-        some = _lines(ctx, job, succeeded=succeeded)
-        first = next(some, None)
-        if first is not None:
-            file_id = stored.output_id(job["id"], kind)
-            written[kind] = file_id, stored.write_output(ctx, file_id, itertools.chain([first], some))
-    with ctx.database.write() as tx:
-        if jobs.renew(tx, job, 0.0):
-            _announce(tx, job, written)
+    with kept(ctx, job):
+        for kind, succeeded in (("output", True), ("error", False)):
+            some = map(lines.dump, results.in_input_order(ctx.database, job["id"], succeeded=succeeded))
+            first = next(some, None)
+            if first is not None:
+                file_id = stored.output_id(job["id"], kind)
+                written[kind] = file_id, stored.write_output(ctx, file_id, itertools.chain([first], some))
+        with ctx.database.write() as tx:
+            if jobs.renew(tx, job, 0.0):
+                _announce(tx, job, written)
     return True
-
-
-def _lines(ctx: Context, job: jobs.Job, *, succeeded: bool) -> Iterator[bytes]:
-    for count, row in enumerate(results.in_input_order(ctx.database, job["id"], succeeded=succeeded), start=1):
-        yield lines.dump(row)
-        if count % RENEW_ROWS == 0:
-            with ctx.database.write() as tx:
-                jobs.renew(tx, job, LEASE_SECONDS)
 
 
 def _announce(tx: sa.Connection, job: jobs.Job, written: dict[str, tuple[str, int]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -13,7 +13,7 @@ from specbatch.context import Context
 from specbatch.domain import Claim, Mode, Outcome, Row, RowResult
 from specbatch.store import jobs, results, shards, workers
 
-WINDOW_ROWS = 64  # bodies read in one transaction
+WINDOW_ROWS = 64  # bodies read at a time
 
 
 class Standing(Enum):
@@ -51,12 +51,11 @@ def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, o
         return Taken(taken[0], tuple(shards.unsettled(tx, job_id, shard_no)), taken[1] > 0)
 
 
-def windows(ctx: Context, taken: Taken) -> Iterator[list[Row]]:
-    """The rows that a claimed shard owes, a window of bodies at a time."""
-    for start in range(0, len(taken.owed), WINDOW_ROWS):
-        with ctx.database.read() as tx:
-            window = shards.bodies(tx, taken.claim.job_id, taken.owed[start : start + WINDOW_ROWS])
-        yield [Row(row_index, custom_id, json.loads(body)) for row_index, custom_id, body in window]
+def read_rows(ctx: Context, claim: Claim, indexes: Sequence[int]) -> list[Row]:
+    """The rows so numbered. The caller asks for WINDOW_ROWS at a time: bodies may be large."""
+    with ctx.database.read() as tx:
+        found = shards.bodies(tx, claim.job_id, indexes)
+    return [Row(row_index, custom_id, json.loads(body)) for row_index, custom_id, body in found]
 
 
 def settle(
@@ -73,7 +72,7 @@ def settle(
             return Standing.FENCED
         asked, batch = len(batch), results.unwritten(tx, claim.job_id, batch)
         if len(batch) < asked:
-            shards.uncount(tx, claim, asked - len(batch))
+            shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch) - asked)
         job = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
         results.add(tx, claim.job_id, claim.attempt, job["settled"] - len(batch), batch)
         results.measure(tx, claim, job["model"], batch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from specbatch.context import Context
@@ -13,6 +15,8 @@ from specbatch.store import files, jobs, shards, workers
 SOME = 500  # shards handled in one transaction
 RESEND_SECONDS = 5.0  # a message older than this, whose queue is empty, was lost
 RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
+HELD_UP_SECONDS = 1.0
+TORSO_SECONDS = 3600.0  # without a byte written
 PIECES = 4  # into which a suspect shard is split
 ORPHAN_SECONDS = 120.0  # longer than a worker takes to start anew
 ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
@@ -44,15 +48,25 @@ def sweep(ctx: Context) -> Tally:
     expire_jobs(ctx, tally)
     close_stopped(ctx, tally)
     expire_files(ctx, tally)
+    drop_torsos(ctx)
     redirect_orphans(ctx, tally)
     forget_workers(ctx)
     publish(ctx, tally)
     return tally
 
 
+def ping(ctx: Context) -> None:
+    """Raises ServiceUnavailable while the database does not answer."""
+    with ctx.database.read() as tx:
+        jobs.overdue(tx)
+
+
 def expire_leases(ctx: Context, tally: Tally) -> None:
+    """Not after waiting for the database's lock: then the holders waited too, and renew before the next sweep."""
+    asked = time.monotonic()
     with ctx.database.write() as tx:
-        tally.leases_expired += len(shards.expire_leases(tx, SOME))
+        if time.monotonic() - asked < HELD_UP_SECONDS:
+            tally.leases_expired += len(shards.expire_leases(tx, SOME))
 
 
 def part_suspects(ctx: Context, tally: Tally) -> None:
@@ -100,10 +114,18 @@ def expire_files(ctx: Context, tally: Tally) -> None:
     with ctx.database.read() as tx:
         dead = files.expired(tx, SOME)
     for file_id in dead:
+        path(ctx, file_id).unlink(missing_ok=True)  # first: what SQL has forgotten, nobody would delete
         with ctx.database.write() as tx:
             files.delete(tx, file_id)
-        path(ctx, file_id).unlink(missing_ok=True)
         tally.files_expired += 1
+
+
+def drop_torsos(ctx: Context) -> None:
+    """What uploads and finalizations of killed processes left half-written."""
+    for torso in ctx.settings.files_dir.glob("*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - torso.stat().st_mtime > TORSO_SECONDS:
+                torso.unlink()
 
 
 def publish(ctx: Context, tally: Tally) -> None:

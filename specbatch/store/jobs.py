@@ -104,10 +104,6 @@ def renew(tx: sa.Connection, job: Job, seconds: float) -> bool:
     return tx.execute(sa.update(jobs).where(held(job)).values(lease_until=now() + seconds)).rowcount == 1
 
 
-def let_go(tx: sa.Connection, job: Job) -> None:
-    tx.execute(sa.update(jobs).where(held(job)).values(lease_until=0.0, owner=None))
-
-
 def validated(tx: sa.Connection, job: Job, *, model: str, rows: int) -> None:
     """The rows are complete. A job that was cancelled meanwhile stays `cancelling`: its rows are settled as cancelled."""
     tx.execute(sa.update(jobs).where(held(job)).values(validated_at=now(), model=model, rows=rows, owner=None))
@@ -124,7 +120,9 @@ def invalid(tx: sa.Connection, job: Job, errors: Mapping[str, Any]) -> None:
 def stop(tx: sa.Connection, job_id: str, why: Outcome) -> bool:
     """Ask that a job end early. Rows in flight are settled by their workers, the others by `shards.close`."""
     return (
-        tx.execute(sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(_STOPPABLE), jobs.c.stop.is_(None)).values(stop=why)).rowcount
+        tx.execute(
+            sa.update(jobs).where(jobs.c.id == job_id, jobs.c.status.in_(_STOPPABLE), jobs.c.stop.is_(None)).values(stop=why)
+        ).rowcount
         == 1
     )
 
