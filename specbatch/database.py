@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
@@ -17,6 +18,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from specbatch.errors import ServiceUnavailable
 
 BUSY_SECONDS = 30
+FROZEN_SECONDS = 10  # a process that stops in the middle of a transaction gives its locks up: the whole batch would wait for it
 
 
 class now(FunctionElement[float]):
@@ -64,6 +66,7 @@ class Database:
             self._engine = sa.create_engine(
                 self.url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 5}
             )
+            event.listen(self._engine, "connect", _prepare_postgresql)
         self._reader = self._engine.execution_options(begin="DEFERRED")
 
     @contextmanager
@@ -103,6 +106,12 @@ def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None  # we say BEGIN ourselves: the driver's own would always be DEFERRED
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", f"busy_timeout={BUSY_SECONDS * 1000}", "cache_size=-32000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: psycopg.Connection[Any], _: object) -> None:
+    connection.autocommit = True
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{FROZEN_SECONDS}s'")
+    connection.autocommit = False
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

@@ -12,20 +12,21 @@ from specbatch.lines import Problem, Request, parse, read
 from specbatch.service import files as stored
 from specbatch.service import offers
 from specbatch.service.decider import Decider
+from specbatch.service.leases import kept
 from specbatch.store import files, jobs, rows, shards
 
 CHUNK_ROWS = 500
 SHARD_BYTES = 8 * 1024**2
-LEASE_SECONDS = 60.0
 
 
 def ingest_next(ctx: Context, owner: str) -> bool:
     """Validate the oldest waiting batch. False when none waits."""
     with ctx.database.write() as tx:
-        job = jobs.lease_next(tx, owner, LEASE_SECONDS, jobs.to_validate())
+        job = jobs.lease_next(tx, owner, ctx.settings.lease_seconds, jobs.to_validate())
         if job is None:
             return False
         rows.drop(tx, job["id"])
+        jobs.renew(tx, job, ctx.settings.lease_seconds)  # many rows take long to drop
         known = files.get(tx, job["input_file_id"]) is not None
         models = offers.models(ctx, tx)
     path = stored.path(ctx, job["input_file_id"])
@@ -33,12 +34,13 @@ def ingest_next(ctx: Context, owner: str) -> bool:
         _fail(ctx, job, [Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
         return True
     reading = _Reading(ctx, job, models)
-    for chunk in _chunks(reading.requests(read(path, ctx.settings.max_line_bytes))):
-        with ctx.database.write() as tx:
-            if not jobs.renew(tx, job, LEASE_SECONDS):
-                return True
-            rows.add(tx, chunk)
-    _conclude(ctx, job, reading)
+    with kept(ctx, job):
+        for chunk in _chunks(reading.requests(read(path, ctx.settings.max_line_bytes))):
+            with ctx.database.write() as tx:
+                if not jobs.renew(tx, job, ctx.settings.lease_seconds):
+                    return True
+                rows.add(tx, chunk)
+        _conclude(ctx, job, reading)
     return True
 
 
