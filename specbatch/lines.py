@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 ENDPOINTS = {
     "/v1/chat/completions": ("messages", "Messages parameter is required."),
@@ -64,12 +64,9 @@ def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Requ
     """A line as a request, and everything that is wrong with it. The request comes too where only its body is at fault."""
     if len(line) > max_bytes:
         return None, [Problem("invalid_request", f"This line is longer than {max_bytes} bytes.", None, number)]
-    try:
-        value = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None, [Problem("invalid_json_line", "This line is not parseable as valid JSON.", None, number)]
-    if not isinstance(value, dict):
-        return None, [Problem("invalid_json_line", "This line is valid JSON, but not an object.", None, number)]
+    value = load(line, number)
+    if isinstance(value, Problem):
+        return None, [value]
     problems = [
         Problem("missing_required_parameter", f"Missing required parameter: '{name}'.", name, number)
         for name in ("custom_id", "method", "url", "body")
@@ -85,6 +82,17 @@ def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Requ
     return Request(
         custom_id, str(body.get("model") or "") if isinstance(body, dict) else "", body if isinstance(body, dict) else {}
     ), problems
+
+
+def load(line: bytes, number: int) -> dict[str, Any] | Problem:
+    """The object that a line holds, or why it holds none. NaN and the like, which Python would read, are not JSON."""
+    try:
+        value = json.loads(line.decode(), parse_constant=_refuse_constant)  # given bytes, json would guess UTF-16 and UTF-32
+    except (ValueError, RecursionError):
+        return Problem("invalid_json_line", "This line is not parseable as valid JSON.", None, number)
+    if not isinstance(value, dict):
+        return Problem("invalid_json_line", "This line is valid JSON, but not an object.", None, number)
+    return value
 
 
 def _envelope_problems(value: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
@@ -113,7 +121,7 @@ def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Itera
         yield Problem("streaming_unsupported", "Chat Completions: Streaming is not supported in the Batch API.", "body.stream", number)
 
 
-def _storable(custom_id: object) -> bool:
+def _storable(custom_id: object) -> TypeGuard[str]:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
         return False
     return not any("\ud800" <= char <= "\udfff" for char in custom_id)
@@ -123,8 +131,9 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def dump(row: Mapping[str, Any]) -> bytes:
-    """An output or error line of a settled row (custom_id, outcome, status_code, body, error_code, error_message, job_id, row_index)."""
+def answer(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A settled row (custom_id, outcome, status_code, body, error_code, error_message, job_id, row_index) as OpenAI's output line."""
+    number = f"{row['job_id'].removeprefix('batch_')}_{row['row_index']}"
     response = None
     if row["body"] is not None:
         response = {
@@ -133,5 +142,9 @@ def dump(row: Mapping[str, Any]) -> bytes:
             "body": json.loads(row["body"]),
         }
     error = None if row["error_code"] is None else {"code": row["error_code"], "message": row["error_message"]}
-    line = {"id": f"batch_req_{row['job_id'][6:]}_{row['row_index']}", "custom_id": row["custom_id"], "response": response, "error": error}
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    return {"id": f"batch_req_{number}", "custom_id": row["custom_id"], "response": response, "error": error}
+
+
+def dump(row: Mapping[str, Any]) -> bytes:
+    """The line of an output or error file."""
+    return json.dumps(answer(row), separators=(",", ":")).encode() + b"\n"

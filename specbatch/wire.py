@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from specbatch.domain import JobStatus
+from specbatch.domain import JobStatus, Mode, Outcome, TaskType
+from specbatch.lines import answer
 
 WINDOW_SECONDS = {"24h": 86_400}
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
@@ -107,7 +108,7 @@ class BatchObject(BaseModel):
             error_file_id=job["error_file_id"],
             created_at=int(job["created_at"]),
             expires_at=int(job["expires_at"]),
-            **{f"{name}_at": _second(job[f"{name}_at"]) for name in _STAMPED},  # type: ignore[arg-type]
+            **{f"{name}_at": _second(job[f"{name}_at"]) for name in _STAMPED},
             request_counts=RequestCounts(total=job["rows"], completed=job["succeeded"], failed=job["settled"] - job["succeeded"]),
             usage=Usage(
                 input_tokens=job["prompt_tokens"],
@@ -124,6 +125,52 @@ class BatchObject(BaseModel):
                 acceptance_rate=round(accepted / drafted, 4) if drafted else None,
                 peak_memory_bytes=job["peak_memory_bytes"],
             ),
+        )
+
+
+class RowDecision(BaseModel):
+    task: TaskType
+    mode: Mode
+    reason: str
+
+
+class RowMeasured(BaseModel):
+    """What one row cost. Times are seconds; null where the engine did not say."""
+
+    model: str
+    mode: Mode
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    finish_reason: str | None
+    queue_seconds: float | None
+    ttft_seconds: float | None
+    tpot_seconds: float | None
+    drafted_tokens: int
+    accepted_tokens: int
+    mean_acceptance_length: float | None
+
+
+class ResultObject(BaseModel):
+    """How a row ended: OpenAI's output line, with its number in the order of settling, the decision, and what it cost."""
+
+    sequence: int
+    id: str
+    custom_id: str
+    outcome: Outcome
+    response: dict[str, Any] | None
+    error: dict[str, Any] | None
+    decision: RowDecision
+    measured: RowMeasured | None
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> ResultObject:
+        return cls(
+            sequence=row["sequence"],
+            outcome=row["outcome"],
+            decision=RowDecision(task=row["task"], mode=row["decided_mode"], reason=row["reason"]),
+            measured=None if row["measured_at"] is None else RowMeasured(**{name: row[name] for name in RowMeasured.model_fields}),
+            **answer(row),
         )
 
 

@@ -12,6 +12,7 @@ from specbatch.context import Context
 from specbatch.domain import TERMINAL, JobStatus, Mode, Outcome, TaskType
 from specbatch.errors import Conflict, InvalidRequest, NotFound
 from specbatch.lines import ENDPOINTS
+from specbatch.service import offers
 from specbatch.store import files, jobs, results, rows
 from specbatch.wire import WINDOW_SECONDS, BatchObject
 
@@ -119,6 +120,12 @@ def decisions(ctx: Context, job_id: str) -> list[tuple[str, str, str, int]]:
         return rows.decisions(tx, job_id)
 
 
+def models(ctx: Context) -> dict[str, str]:
+    """Every name that a request's `model` may carry -> the model behind it."""
+    with ctx.database.read() as tx:
+        return offers.models(ctx, tx)
+
+
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > 16:
         raise InvalidRequest(f"metadata has {len(metadata)} pairs: at most 16 are kept.", code="invalid_value", param="metadata")
@@ -126,6 +133,9 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         if len(key) > 64 or len(value) > 512:
             message = "metadata keys have at most 64 characters, values at most 512."
             raise InvalidRequest(message, code="invalid_value", param=f"metadata.{key[:64]}")
+        if any("\ud800" <= char <= "\udfff" for char in key + value):
+            message = "metadata holds a lone surrogate, which is no character: write it as UTF-8."
+            raise InvalidRequest(message, code="invalid_value", param="metadata")
 
 
 def _named_task(metadata: Mapping[str, str]) -> TaskType | None:

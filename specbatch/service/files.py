@@ -12,23 +12,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from specbatch import lines
 from specbatch.context import Context
 from specbatch.errors import InvalidRequest, NotFound, ServiceUnavailable, TooLarge
 from specbatch.store import files
 from specbatch.wire import PURPOSES, FileObject
 
+FIRST_LINE_BYTES = 1024**2  # a longer one is left to the batch's validation
+
 
 def upload(ctx: Context, filename: str, purpose: str, chunks: Iterable[bytes], expires_seconds: float | None = None) -> FileObject:
-    """Store a file. Raises InvalidRequest for a name, purpose or content that no batch could use, TooLarge, ServiceUnavailable (disk full)."""
+    """Store a file. Raises InvalidRequest for a name, purpose or content that is of no use, TooLarge, ServiceUnavailable (disk full)."""
     if purpose not in PURPOSES:
         raise InvalidRequest(f"Invalid purpose {purpose!r}: use one of {', '.join(PURPOSES)}.", code="invalid_value", param="purpose")
     if purpose == "batch" and not filename.endswith(".jsonl"):
         raise InvalidRequest(f"A batch input file must be named *.jsonl, not {filename!r}.", code="invalid_file_format", param="file")
+    if not filename.isprintable() or len(filename) > 1024:
+        raise InvalidRequest("A file's name has at most 1024 characters, all of them printable.", code="invalid_value", param="file")
     file_id = f"file-{secrets.token_hex(12)}"
     with _written_whole(path(ctx, file_id)) as file:
         size = _copy(file, chunks, ctx.settings.max_file_bytes, text=purpose == "batch")
-    with ctx.database.write() as tx:
-        return FileObject.of(files.add(tx, file_id, purpose=purpose, filename=filename, size=size, expires_seconds=expires_seconds))
+        if purpose == "batch":
+            file.flush()
+            _check_first_line(Path(file.name))
+    try:
+        with ctx.database.write() as tx:
+            row = files.add(tx, file_id, purpose=purpose, filename=filename, size=size, expires_seconds=expires_seconds)
+    except BaseException:
+        path(ctx, file_id).unlink(missing_ok=True)  # a file that SQL does not know is nobody's
+        raise
+    return FileObject.of(row)
 
 
 def get(ctx: Context, file_id: str) -> FileObject:
@@ -66,10 +79,10 @@ def output_id(job_id: str, kind: str) -> str:
     return f"file-{hashlib.sha256(f'{job_id}/{kind}'.encode()).hexdigest()[:24]}"
 
 
-def write_output(ctx: Context, file_id: str, lines: Iterable[bytes]) -> int:
+def write_output(ctx: Context, file_id: str, text: Iterable[bytes]) -> int:
     """Write a file aside, then put it in place whole. Answers its size in bytes."""
     with _written_whole(path(ctx, file_id)) as file:
-        for line in lines:
+        for line in text:
             file.write(line)
         return file.tell()
 
@@ -91,6 +104,19 @@ def _copy(file: BinaryIO, chunks: Iterable[bytes], most: int, *, text: bool) -> 
     if text:
         decode(b"", final=True)
     return size
+
+
+def _check_first_line(written: Path) -> None:
+    """Later lines are validated with the batch; a file that already begins wrongly is most often not meant for one."""
+    number, line = next(lines.read(written, FIRST_LINE_BYTES), (0, b""))
+    if number == 0:
+        raise InvalidRequest("The file holds blank lines only.", code="empty_file", param="file")
+    if len(line) > FIRST_LINE_BYTES:
+        return
+    problem = lines.load(line, number)
+    if isinstance(problem, lines.Problem):
+        message = f"Line 1 of the file is not a request: {problem.message} Each line must hold one JSON object."
+        raise InvalidRequest(message, code=problem.code, param="file")
 
 
 class _Utf8:

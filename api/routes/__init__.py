@@ -1,0 +1,1 @@
+"""One module for each resource: parse, call one verb, answer."""
