@@ -5,9 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +15,9 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from specbatch.errors import ServiceUnavailable
+
+if TYPE_CHECKING:
+    import psycopg
 
 BUSY_SECONDS = 30
 FROZEN_SECONDS = 10  # a process that stops in the middle of a transaction gives its locks up: the whole batch would wait for it
