@@ -113,20 +113,26 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_weights(tensors: list[Any], fields: dict[str, Any], path: Path) -> None:
-    """Float16 on disk: numpy has no bfloat16, and dequantized values fit it more closely. The engine casts to the dtype of the config."""
-    import numpy as np
+    """Safetensors by hand, as its format says (the header's length as u64, the header, the data): numpy's writer has no bfloat16."""
     from gguf.quants import dequantize
-    from safetensors.numpy import save_file
 
     heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
-    weights = {}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = []
+    end = 0
     for tensor in tensors:
         part = tensor.name.split(".")[-2]
         values = dequantize(tensor.data, tensor.tensor_type)
         if part in heads:
             values = _unrotate(values, heads[part])
-        weights[_hugging_face_name(tensor.name)] = np.ascontiguousarray(values, dtype=np.float16)
-    save_file(weights, path, {"format": "pt"})
+        data.append(_bfloat16(values))
+        start, end = end, end + len(data[-1])
+        header[_hugging_face_name(tensor.name)] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.writelines(data)
 
 
 def _hugging_face_name(name: str) -> str:
@@ -141,6 +147,14 @@ def _unrotate(values: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
     """Rows of Q and K, [heads * size, in]: GGUF interleaves each head's rotary halves, Hugging Face keeps them one after the other."""
     rows, columns = values.shape
     return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _bfloat16(values: np.ndarray[Any, Any]) -> bytes:
+    """The upper half of each float32, little-endian, rounded to nearest, ties to even."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
 
 
 def _write_tokenizer(fields: dict[str, Any], target: Path) -> None:

@@ -1,0 +1,131 @@
+"""Settings, in vLLM's words: its command line and its environment. Pure, and the one place where vLLM's releases may differ in names."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from specbatch.domain import Mode
+from specbatch.errors import EngineStartError
+from specbatch.serving import served_names
+from specbatch.settings import Settings
+
+GIB = 1024**3
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "i8mm"})  # /proc/cpuinfo, x86 and arm64
+
+
+def speculative_config(settings: Settings, mode: Mode) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` for a mode; None for plain decoding. Raises EngineStartError where a draft or a head is missing.
+
+    K by batch size reaches every mode but suffix, whose drafts vary in length by themselves.
+    """
+    match mode:
+        case Mode.PLAIN:
+            return None
+        case Mode.NGRAM:
+            config: dict[str, Any] = {
+                "method": "ngram",
+                "num_speculative_tokens": settings.ngram_tokens,
+                "prompt_lookup_max": settings.ngram_lookup_max,
+                "prompt_lookup_min": settings.ngram_lookup_min,
+            }
+        case Mode.SUFFIX:
+            return {"method": "suffix", "num_speculative_tokens": settings.suffix_tokens}
+        case Mode.DRAFT_MODEL:
+            config = {"method": "draft_model", "model": _named(settings.draft, "draft", mode)} | _draft(settings)
+            config["draft_sample_method"] = settings.draft_sample_method
+            if settings.draft_quantization is not None:
+                config["quantization"] = settings.draft_quantization
+            if settings.max_model_len is not None:
+                config["max_model_len"] = settings.max_model_len
+        case Mode.EAGLE | Mode.EAGLE3:
+            config = {"method": mode.value, "model": _named(settings.eagle, "eagle", mode)} | _draft(settings)
+    if settings.tokens_by_batch_size:
+        config["num_speculative_tokens_per_batch_size"] = [list(step) for step in settings.tokens_by_batch_size]
+    return config
+
+
+def _draft(settings: Settings) -> dict[str, Any]:
+    return {"num_speculative_tokens": settings.draft_tokens, "draft_tensor_parallel_size": settings.draft_tensor_parallel_size}
+
+
+def _named(value: str | None, name: str, mode: Mode) -> str:
+    if value is None:
+        raise EngineStartError(f"mode {mode} needs a model to draft with: set SPECBATCH_{name.upper()} (--{name}), or use mode ngram")
+    return value
+
+
+def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[str]:
+    """The command line of `vllm serve` for these settings; `model` is the resolved id or folder."""
+    flags: dict[str, object] = {
+        "--model": model,
+        "--dtype": cpu_dtype(settings.dtype) if cpu else settings.dtype,
+        "--tensor-parallel-size": settings.tensor_parallel_size,
+        "--gpu-memory-utilization": None if cpu else settings.gpu_memory_utilization,
+        "--kv-cache-memory-bytes": int(settings.cpu_kv_cache_gib * GIB) if cpu else None,
+        "--max-model-len": settings.max_model_len,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--quantization": settings.quantization,
+        "--tool-call-parser": settings.tool_call_parser,
+        "--reasoning-parser": settings.reasoning_parser,
+    }
+    config = speculative_config(settings, mode)
+    if config is not None:
+        flags |= {"--speculative-config": json.dumps(config), "--per-request-spec-decode-metrics": "summary"}
+    switches = {
+        "--enforce-eager": cpu if settings.enforce_eager is None else settings.enforce_eager,
+        "--trust-remote-code": settings.trust_remote_code,
+        "--enable-auto-tool-choice": settings.tool_call_parser is not None,
+        "--enable-per-request-metrics": True,
+        "--enable-prompt-tokens-details": True,
+        "--disable-log-stats": True,  # the engine's own stat logger counts; vLLM's would write to one registry for every engine here
+        "--no-use-tqdm-on-load": True,
+    }
+    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    return [*given, *(switch for switch, on in switches.items() if on), "--served-model-name", *served_names(settings)]
+
+
+def cpu_dtype(asked: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """`auto` is float32 on a CPU without bfloat16 units, where bfloat16 is emulated, several times slower."""
+    if asked != "auto":
+        return asked
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "float32"
+    flags = {flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.partition(":")[2].split()}
+    return "auto" if flags & BF16_FLAGS else "float32"
+
+
+def environment(settings: Settings, model: str, log: Path) -> dict[str, str]:
+    """What vLLM reads from the environment, where the user has not said otherwise. `log` is a logging configuration in JSON."""
+    wanted = {
+        "VLLM_LOGGING_CONFIG_PATH": str(log),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads and a running loop may hang
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore",  # of the processes that vLLM starts
+    }
+    if all(Path(name).is_dir() for name in (model, settings.draft, settings.eagle) if name is not None):
+        wanted["HF_HUB_OFFLINE"] = "1"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def logging_config(settings: Settings, file: Path) -> dict[str, Any]:
+    """vLLM's log goes to a file, and to the terminal only at log level debug: a failed start is told in one line, not in tracebacks."""
+    handlers: dict[str, Any] = {"file": {"class": "logging.FileHandler", "filename": str(file), "formatter": "vllm", "encoding": "utf-8"}}
+    if settings.log_level == "debug":
+        handlers["terminal"] = {"class": "logging.StreamHandler", "formatter": "vllm", "stream": "ext://sys.stderr"}
+    form = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"vllm": {"format": form}},
+        "handlers": handlers,
+        "loggers": {
+            "vllm": {"handlers": list(handlers), "level": "DEBUG" if settings.log_level == "debug" else "INFO", "propagate": False}
+        },
+    }

@@ -1,0 +1,253 @@
+"""vLLM in this process's event loop: AsyncLLM, answered through vLLM's own OpenAI serving classes. The one module that imports vLLM.
+
+vLLM is imported when an engine starts, in a thread: the import takes seconds, and its environment must be set before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging.config
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+
+from specbatch.domain import Mode, Reply
+from specbatch.serving import has_gpu, resolve_model
+from specbatch.settings import BUILTIN_MODEL, Settings
+from worker import builtin
+from worker.engine import preflight
+from worker.engine.arguments import arguments, environment, logging_config
+from worker.engine.base import EngineDied, EngineStatus
+from worker.engine.measuring import client_body, measure
+from worker.engine.memory import Processes
+from worker.engine.replies import MODEL_NOT_FOUND, error_reply, invalid_body, unknown_endpoint
+
+LOG_BYTES = 10 * 1024**2  # an older log is set aside at the next start
+ARGUMENT_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")  # 0.33, 0.32
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    request: TypeAdapter[Any]
+    serve: Callable[[Any], Awaitable[Any]]
+
+
+class VllmEngine:
+    """One AsyncLLM. `start` may be called again after the engine died: it clears away what is left of it first."""
+
+    def __init__(self, settings: Settings, mode: Mode) -> None:
+        self.model = resolve_model(settings)
+        self.mode = mode
+        self._settings = settings
+        self._cpu = not has_gpu()
+        self._engine: Any = None
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._drafts = Drafts()
+        self._processes = Processes()
+        self._device_peak: int | None = None
+        self._launching: asyncio.Future[Any] | None = None
+
+    async def start(self) -> None:
+        await self.stop()
+        self._processes.begin()
+        self._launching = asyncio.get_running_loop().run_in_executor(None, self._launch)
+        try:
+            arguments = await asyncio.shield(self._launching)
+            self._endpoints = await _endpoints(self._engine, arguments)
+        except BaseException:
+            await self.stop()
+            raise
+        self.status()
+
+    async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
+        if self.dead:
+            raise EngineDied("vLLM is not running: start the engine")
+        served = self._endpoints.get(endpoint)
+        if served is None:
+            return unknown_endpoint(endpoint, tuple(self._endpoints))
+        if body.get("stream"):
+            return error_reply(HTTPStatus.BAD_REQUEST, "Streaming is not supported in a batch: remove stream.", param="stream")
+        try:
+            request = served.request.validate_python(body | {"request_id": request_id})
+            answered = await served.serve(request)
+        except ValidationError as wrong:
+            return invalid_body(wrong)
+        except Exception as failed:
+            answered = _error_object(failed)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # vLLM's classes turn a cancellation into an error object
+        if self.dead:
+            raise EngineDied("vLLM died while it answered")
+        return _reply(answered)
+
+    def status(self) -> EngineStatus:
+        running = self._engine.get_num_unfinished_requests() if self._engine is not None else 0
+        return EngineStatus(running, self._peak_memory(), self._drafts.drafted, self._drafts.accepted)
+
+    @property
+    def dead(self) -> bool:
+        return self._engine is None or bool(self._engine.errored)
+
+    async def stop(self) -> None:
+        if self._launching is not None:
+            await asyncio.wait([self._launching])
+            self._launching = None
+        engine, self._engine = self._engine, None
+        self._endpoints = {}
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+        await asyncio.to_thread(self._processes.end)
+
+    def _launch(self) -> Any:
+        """In a thread: check, make the built-in model, import vLLM, start its processes. Sets the engine, returns the arguments."""
+        model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
+        preflight.check(self._settings, self.mode, model, cpu=self._cpu)
+        log = self._settings.home / "logs" / "engine.log"
+        written = _prepare_log(self._settings, log)
+        os.environ.update(environment(self._settings, model, log.with_suffix(".json")))
+        try:
+            parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
+            self._engine = _async_llm(parsed, self._drafts)
+        except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
+            said = log.read_text(encoding="utf-8", errors="replace")[written:] if log.exists() else ""
+            raise preflight.explain(failed, said, log, model) from failed
+        return parsed
+
+    def _peak_memory(self) -> int | None:
+        if self._cpu:
+            return self._processes.peak_bytes()
+        readings = [reading for reading in (self._device_peak, _device_bytes()) if reading is not None]
+        self._device_peak = max(readings, default=None)
+        return self._device_peak
+
+
+class Drafts:
+    """Counts of a whole engine, as its scheduler reports them: rows with several choices have none of their own."""
+
+    def __init__(self) -> None:
+        self.drafted = 0
+        self.accepted = 0
+
+    def count(self, scheduler_stats: Any) -> None:
+        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
+        if drafts is not None:
+            self.drafted += drafts.num_draft_tokens
+            self.accepted += drafts.num_accepted_tokens
+
+
+def _async_llm(parsed: Any, drafts: Drafts) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Counter(StatLoggerBase):
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+            drafts.count(scheduler_stats)
+
+        def log_engine_initialized(self) -> None: ...
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parsed), stat_loggers=[Counter])
+
+
+def _parse(words: list[str]) -> Any:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    place = next(name for name in ARGUMENT_PARSERS if importlib.util.find_spec(name) is not None)
+    parser = importlib.import_module(place).make_arg_parser(FlexibleArgumentParser())
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)  # argparse would end the process
+
+    parser.error = refuse
+    return parser.parse_args(words)
+
+
+async def _endpoints(engine: Any, parsed: Any) -> dict[str, _Endpoint]:
+    """What this model can answer: completions of all kinds for a generating one, vectors and scores for a pooling one."""
+    from starlette.datastructures import State
+    from vllm.entrypoints.launchers.api_server.entry import init_app_state
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+    from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+
+    state = State()
+    await init_app_state(engine, state, parsed, await engine.get_supported_tasks())
+    table = (
+        ("/v1/chat/completions", ChatCompletionRequest, "openai_serving_chat", "create_chat_completion"),
+        ("/v1/completions", CompletionRequest, "openai_serving_completion", "create_completion"),
+        ("/v1/responses", ResponsesRequest, "openai_serving_responses", "create_responses"),
+        ("/v1/embeddings", EmbeddingRequest, "serving_embedding", "__call__"),
+        ("/v1/score", ScoreRequest, "serving_scores", "__call__"),
+        ("/v1/rerank", RerankRequest, "serving_scores", "__call__"),
+    )
+    served = ((path, request, getattr(state, name, None), method) for path, request, name, method in table)
+    return {
+        path: _Endpoint(TypeAdapter(request), getattr(server, method)) for path, request, server, method in served if server is not None
+    }
+
+
+def _error_object(failed: Exception) -> Any:
+    """vLLM's own judgement of an exception: the caller's fault (4xx) or the server's (5xx)."""
+    from vllm.entrypoints.serve import create_error_response
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if isinstance(failed, EngineDeadError):
+        raise EngineDied("vLLM's engine process died") from failed
+    return create_error_response(failed)
+
+
+def _reply(answered: Any) -> Reply:
+    """From a pydantic response, an error object, or (pooling) a Starlette response."""
+    body = json.loads(answered.body) if hasattr(answered, "body") else answered.model_dump(mode="json")
+    error = body.get("error")
+    if error and "choices" not in body and body.get("object") != "response":
+        code = MODEL_NOT_FOUND if error["code"] == HTTPStatus.NOT_FOUND and error.get("param") == "model" else None
+        return error_reply(error["code"], error["message"], param=error.get("param"), code=code)
+    return Reply(HTTPStatus.OK, client_body(body), measure(body))
+
+
+def _prepare_log(settings: Settings, log: Path) -> int:
+    """Write the logging configuration beside the log; return the characters that the log holds already."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    config = logging_config(settings, log)
+    log.with_suffix(".json").write_text(json.dumps(config), encoding="utf-8")
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    logging.config.dictConfig(config)  # vLLM does it too, but speaks before
+    return len(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else 0
+
+
+def _device_bytes() -> int | None:
+    """Bytes in use on this process's GPUs, read through NVML: torch would open a context of its own on each."""
+    from vllm.third_party import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [_device(pynvml, name) for name in _visible(pynvml.nvmlDeviceGetCount())]
+            return sum(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _visible(count: int) -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(count)] if named is None else [name.strip() for name in named.split(",") if name.strip()]
+
+
+def _device(pynvml: Any, name: str) -> Any:
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(name.encode())
