@@ -94,6 +94,28 @@ def decide(
     return Decision(task, mode, f"{wish}{why}{warning}.")
 
 
+def slowdown(mode: Mode, task: TaskType, history: History) -> str | None:
+    """That the mode was slower than plain at a like load, in words; None if it was not, or one of them is not known."""
+    speeds = _live_speeds(mode, task, history)
+    if speeds is None or speeds[0] >= SLOWDOWN * speeds[1]:
+        return None
+    return f"{mode} generated {speeds[0]:,.0f} tokens/s against plain's {speeds[1]:,.0f}"
+
+
+def rejection(mode: Mode, task: TaskType, history: History) -> str | None:
+    """That too few of the mode's drafted tokens were accepted, in words; None where speeds are known: they say more."""
+    window = history.get((mode, task), Window())
+    if window.rows < WINDOW_ROWS or window.drafted_tokens < WINDOW_DRAFTED or _live_speeds(mode, task, history):
+        return None
+    rate, floor = window.accepted_tokens / window.drafted_tokens, ACCEPTANCE_FLOOR.get(mode, 0.0)
+    return f"{mode} had {rate:.0%} of {window.drafted_tokens:,} drafted tokens accepted, under {floor:.0%}" if rate < floor else None
+
+
+def _live_speeds(mode: Mode, task: TaskType, history: History) -> tuple[float, float] | None:
+    speeds = [history.get((of, task), Window()).tokens_per_second for of in (mode, Mode.PLAIN)]
+    return (speeds[0], speeds[1]) if speeds[0] and speeds[1] else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     task: TaskType
@@ -114,7 +136,7 @@ class _Choice:
             if overload:
                 flaws.append(overload)
                 idle += [mode] if mode in DEFAULT_K else []
-            elif flaw := self._slow(mode) or (None if measured else self._rejected(mode)):
+            elif flaw := slowdown(mode, self.task, self.history) or (None if measured else rejection(mode, self.task, self.history)):
                 flaws.append(flaw)
                 if row_index % RETRY_EVERY == RETRY_EVERY - 1:
                     return mode, self._say(flaws, f"{mode} again on one row in {RETRY_EVERY}, to see whether that still holds")
@@ -162,23 +184,6 @@ class _Choice:
         if limit == 0:
             return f"{mode} paid at no load that was measured"
         return f"{mode} pays only up to {limit} requests at once ({self.load} expected)"
-
-    def _live_speeds(self, mode: Mode) -> tuple[float, float] | None:
-        speeds = [self.history.get((of, self.task), Window()).tokens_per_second for of in (mode, Mode.PLAIN)]
-        return (speeds[0], speeds[1]) if speeds[0] and speeds[1] else None
-
-    def _slow(self, mode: Mode) -> str | None:
-        speeds = self._live_speeds(mode)
-        if speeds is None or speeds[0] >= SLOWDOWN * speeds[1]:
-            return None
-        return f"{mode} generated {speeds[0]:,.0f} tokens/s against plain's {speeds[1]:,.0f}"
-
-    def _rejected(self, mode: Mode) -> str | None:
-        window, floor = self.history.get((mode, self.task), Window()), ACCEPTANCE_FLOOR[mode]
-        if window.rows < WINDOW_ROWS or window.drafted_tokens < WINDOW_DRAFTED or self._live_speeds(mode):
-            return None
-        rate = window.accepted_tokens / window.drafted_tokens
-        return f"{mode} had {rate:.0%} of {window.drafted_tokens:,} drafted tokens accepted, under {floor:.0%}" if rate < floor else None
 
     def _say(self, flaws: Sequence[str], choice: str) -> str:
         nature = "repeat their input" if self.task in STRUCTURED else "are new text"

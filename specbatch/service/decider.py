@@ -16,11 +16,11 @@ from specbatch.classify import classify
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, TaskType
 from specbatch.service import offers
+from specbatch.service.reconsider import most_at_once
 from specbatch.settings import Settings
 from specbatch.store import history, shards
 
 SAMPLE_LINES = 1000
-MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
 
 
 class Decider:
@@ -29,6 +29,7 @@ class Decider:
     ) -> None:
         self._offer, self._past, self._loads = offer, past, loads
         self._task, self._mode = task, mode
+        self._decided: dict[tuple[TaskType, str | None, bool], Decision] = {}
 
     @classmethod
     def for_file(
@@ -42,8 +43,13 @@ class Decider:
 
     def __call__(self, body: Mapping[str, Any], row_index: int) -> Decision:
         task = classify(body, self._task).task
-        load = self._loads[task]
-        return policy.decide(task, body, load, self._offer, self._past, named_mode=self._mode, row_index=row_index)
+        retry = row_index % policy.RETRY_EVERY == policy.RETRY_EVERY - 1
+        kind = task, policy.refused_sampling(body), retry
+        if kind not in self._decided:
+            self._decided[kind] = policy.decide(
+                task, body, self._loads[task], self._offer, self._past, named_mode=self._mode, row_index=row_index
+            )
+        return self._decided[kind]
 
 
 def expected_loads(path: Path, settings: Settings, backlog: int, named: TaskType | None) -> dict[TaskType, int]:
@@ -57,8 +63,7 @@ def expected_loads(path: Path, settings: Settings, backlog: int, named: TaskType
         size += len(line) + 1
         counts[classify(_body(line), named).task in policy.STRUCTURED] += 1
     scale = max(1.0, path.stat().st_size / max(1, size))
-    most = settings.max_num_seqs or MAX_NUM_SEQS
-    return {task: max(1, min(most, backlog + round(scale * counts[task in policy.STRUCTURED]))) for task in TaskType}
+    return {task: most_at_once(settings, backlog + round(scale * counts[task in policy.STRUCTURED])) for task in TaskType}
 
 
 def _body(line: bytes) -> dict[str, Any]:

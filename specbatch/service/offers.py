@@ -10,8 +10,7 @@ from specbatch.policy import Offer
 from specbatch.serving import offered_modes, resolve_model, served_names
 from specbatch.store import workers
 
-ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
-RESTART_SECONDS = 120.0  # longer than a worker takes to start anew
+RESTART_SECONDS = 120.0  # a worker gives a sign every 5 s, from before its engine starts
 REMEMBER_SECONDS = 86_400.0
 
 
@@ -24,11 +23,17 @@ def models(ctx: Context, tx: sa.Connection) -> dict[str, str]:
 
 
 def offer(ctx: Context, tx: sa.Connection, model: str) -> Offer:
-    """What the workers of a model offer now; while none is there, what the last ones offered, or this machine's own settings."""
-    own = resolve_model(ctx.settings) == model
-    for seconds in (ALIVE_SECONDS, RESTART_SECONDS) if own else (ALIVE_SECONDS, RESTART_SECONDS, REMEMBER_SECONDS):
-        if serving := [worker for worker in workers.alive(tx, seconds) if worker["model"] == model]:
-            modes = frozenset(Mode(mode) for worker in serving for mode in worker["modes"])
-            reasons = {Mode(mode): why for worker in serving for mode, why in worker["withheld"].items()}
-            return Offer(modes, {mode: why for mode, why in reasons.items() if mode not in modes})
-    return Offer(frozenset(offered_modes(ctx.settings)) if own else frozenset())
+    """What the workers of a model offer; while none is there, this machine's own settings, or what the last workers offered."""
+    if (found := lately(tx, model)).modes:
+        return found
+    if resolve_model(ctx.settings) == model:
+        return Offer(frozenset(offered_modes(ctx.settings)))
+    return lately(tx, model, REMEMBER_SECONDS)
+
+
+def lately(tx: sa.Connection, model: str, seconds: float = RESTART_SECONDS) -> Offer:
+    """What the workers seen within some time offer; a mode that none of them offers comes with the reason, where one gave it."""
+    serving = [worker for worker in workers.alive(tx, seconds) if worker["model"] == model]
+    modes = frozenset(Mode(mode) for worker in serving for mode in worker["modes"])
+    reasons = {Mode(mode): why for worker in serving for mode, why in worker["withheld"].items()}
+    return Offer(modes, {mode: why for mode, why in reasons.items() if mode not in modes})

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from specbatch.context import Context
 from specbatch.domain import Mode, Outcome
 from specbatch.service.files import path
+from specbatch.service.reconsider import reconsider
 from specbatch.service.shards import CLOSINGS, settle_alike
 from specbatch.store import files, jobs, shards, workers
 
@@ -18,8 +19,6 @@ RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
 HELD_UP_SECONDS = 1.0
 TORSO_SECONDS = 3600.0  # without a byte written
 PIECES = 4  # into which a suspect shard is split
-ORPHAN_SECONDS = 120.0  # longer than a worker takes to start anew
-ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
 WORKER_MEMORY_SECONDS = 7 * 86_400.0
 
 
@@ -49,7 +48,7 @@ def sweep(ctx: Context) -> Tally:
     close_stopped(ctx, tally)
     expire_files(ctx, tally)
     drop_torsos(ctx)
-    redirect_orphans(ctx, tally)
+    tally.redirected += reconsider(ctx)
     forget_workers(ctx)
     publish(ctx, tally)
     return tally
@@ -147,22 +146,6 @@ def publish(ctx: Context, tally: Tally) -> None:
             tally.published += len(lost)
             if len(lost) < SOME:
                 break
-
-
-def redirect_orphans(ctx: Context, tally: Tally) -> None:
-    """Shards of a mode that no worker has offered for a while run in a mode that one offers, rather than never."""
-    with ctx.database.read() as tx:
-        queues = shards.queues(tx)
-        lately = workers.alive(tx, ORPHAN_SECONDS)
-        now_alive = workers.alive(tx, ALIVE_SECONDS)
-    for model, mode in queues:
-        offered = [Mode(name) for worker in now_alive if worker["model"] == model for name in worker["modes"]]
-        served = any(mode in worker["modes"] for worker in lately if worker["model"] == model)
-        if offered and not served:
-            to = Mode.PLAIN if Mode.PLAIN in offered else offered[0]
-            why = f"no worker has offered mode {mode} for {ORPHAN_SECONDS:.0f} s: sent to {to}"
-            with ctx.database.write() as tx:
-                tally.redirected += shards.redirect(tx, model, Mode(mode), to, why)
 
 
 def forget_workers(ctx: Context) -> None:

@@ -175,11 +175,29 @@ def backlog(tx: sa.Connection, model: str) -> list[tuple[Mode, int, float]]:
     return [(Mode(row.mode), int(row.owed), row.waited) for row in tx.execute(query.where(*live).group_by(shards.c.mode))]
 
 
-def redirect(tx: sa.Connection, model: str, mode: Mode, to: Mode, why: str) -> int:
-    """Send the queued shards of a queue that nobody serves to another mode, and say so on their rows."""
+def kinds(tx: sa.Connection) -> list[tuple[str, Mode, TaskType, bool, int]]:
+    """(model, mode, task, whether the user named the mode, rows still owed) of every kind of queued shard."""
+    named = jobs.c.named_mode.is_not(None)
+    owed = sa.func.sum(shards.c.rows - shards.c.settled)
+    key = (shards.c.model, shards.c.mode, shards.c.task, named)
+    query = sa.select(*key, owed).join(jobs, jobs.c.id == shards.c.job_id).where(shards.c.status == ShardStatus.QUEUED).group_by(*key)
+    return [(model, Mode(mode), TaskType(task), bool(hand), int(many)) for model, mode, task, hand, many in tx.execute(query).tuples()]
+
+
+def redirect(tx: sa.Connection, model: str, mode: Mode, task: TaskType, *, named: bool, to: Mode, why: str, leave: int) -> int:
+    """Send queued shards of one kind to another mode, all but `leave` of each batch, and say so on their rows. Answers how many."""
+    rank = sa.func.row_number().over(partition_by=shards.c.job_id, order_by=shards.c.shard_no).label("rank")
+    hand = jobs.c.named_mode.is_not(None) if named else jobs.c.named_mode.is_(None)
+    ranked = (
+        sa.select(shards.c.job_id, shards.c.shard_no, rank)
+        .join(jobs, jobs.c.id == shards.c.job_id)
+        .where(shards.c.model == model, shards.c.mode == mode, shards.c.task == task, shards.c.status == ShardStatus.QUEUED, hand)
+        .subquery()
+    )
+    chosen = sa.select(ranked.c.job_id, ranked.c.shard_no).where(ranked.c.rank > leave)
     statement = (
         sa.update(shards)
-        .where(shards.c.model == model, shards.c.mode == mode, shards.c.status == ShardStatus.QUEUED)
+        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(chosen), shards.c.status == ShardStatus.QUEUED)
         .values(mode=to, published_at=0.0)
         .returning(shards.c.job_id, shards.c.shard_no)
     )

@@ -1,0 +1,43 @@
+"""Second thoughts: queued shards leave a mode that nobody offers any more, or that turned out not to pay, while their batch runs."""
+
+from __future__ import annotations
+
+from specbatch import policy
+from specbatch.context import Context
+from specbatch.domain import Mode, TaskType
+from specbatch.service import offers
+from specbatch.settings import Settings
+from specbatch.store import history, shards
+
+MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
+
+
+def reconsider(ctx: Context) -> int:
+    """Decide again for every kind of queued shard. Answers how many shards were sent to another mode."""
+    with ctx.database.read() as tx:
+        kinds = shards.kinds(tx)
+    return sum(_reconsider(ctx, *kind) for kind in kinds)
+
+
+def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: bool, rows: int) -> int:
+    with ctx.database.read() as tx:
+        offer = offers.lately(tx, model)
+        if not offer.available:
+            return 0
+        load = most_at_once(ctx.settings, rows)
+        past = history.windows(tx, model, offer.available | {mode, Mode.PLAIN}, load)
+    served = mode in offer.available
+    demoted = policy.slowdown(mode, task, past) or policy.rejection(mode, task, past)
+    if served and (named or not demoted):
+        return 0
+    decision = policy.decide(task, {}, load, offer, past)
+    if decision.mode is mode:
+        return 0
+    why = decision.reason if served else f"{mode} is not served: {offer.withheld.get(mode, 'no worker offers it')}. {decision.reason}"
+    with ctx.database.write() as tx:
+        # Of what was only demoted, each batch leaves one shard behind, to see whether that still holds.
+        return shards.redirect(tx, model, mode, task, named=named, to=decision.mode, why=why, leave=1 if served else 0)
+
+
+def most_at_once(settings: Settings, rows: int) -> int:
+    return max(1, min(settings.max_num_seqs or MAX_NUM_SEQS, rows))

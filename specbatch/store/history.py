@@ -1,0 +1,33 @@
+"""What modes achieved lately, by task type: the latest rows of each, whatever job they belonged to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from specbatch.domain import Mode, TaskType
+from specbatch.models import measurements
+from specbatch.policy import Window
+
+LATEST_ROWS = 256
+
+
+def windows(tx: sa.Connection, model: str, modes: Iterable[Mode], load: int) -> dict[tuple[Mode, TaskType], Window]:
+    """The latest rows of each (mode, task). Speed is taken from those that ran beside half to twice `load` requests."""
+    return {(mode, task): window(tx, model, mode, task, load) for mode in modes for task in TaskType}
+
+
+def window(tx: sa.Connection, model: str, mode: Mode, task: TaskType, load: int) -> Window:
+    """Tokens a second are the engine's at `load`: `load` requests, each with one token every TPOT seconds."""
+    latest = (
+        sa.select(measurements)
+        .where(measurements.c.model == model, measurements.c.mode == mode, measurements.c.task == task)
+        .order_by(measurements.c.measured_at.desc())
+        .limit(LATEST_ROWS)
+        .subquery()
+    )
+    alike = sa.and_(latest.c.load * 2 >= load, latest.c.load <= load * 2, latest.c.tpot_seconds > 0)
+    speed = sa.func.avg(sa.case((alike, load / latest.c.tpot_seconds)))
+    found = tx.execute(sa.select(sa.func.count(), sa.func.sum(latest.c.drafted_tokens), sa.func.sum(latest.c.accepted_tokens), speed)).one()
+    return Window(found[0], int(found[1] or 0), int(found[2] or 0), found[3])
