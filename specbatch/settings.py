@@ -46,6 +46,9 @@ class Settings(BaseSettings):
         None, description="Skip compilation and graph capture: starts sooner, decodes slower. On a CPU by default."
     )
     trust_remote_code: bool = False
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
+        "raw_logprobs", description="Log probabilities that a request gets: the model's, or after penalties, temperature and masks."
+    )
     quantization: str | None = None
     tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice auto needs it.")
     reasoning_parser: str | None = Field(None, description="vLLM's parser of the model's reasoning, for example qwen3.")

@@ -68,6 +68,7 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[
         "--max-model-len": settings.max_model_len,
         "--max-num-seqs": settings.max_num_seqs,
         "--quantization": settings.quantization,
+        "--logprobs-mode": settings.logprobs_mode,
         "--tool-call-parser": settings.tool_call_parser,
         "--reasoning-parser": settings.reasoning_parser,
     }
