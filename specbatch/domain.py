@@ -92,6 +92,7 @@ class Measurement:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     mean_acceptance_length: float | None = None
+    steps_by_accepted: tuple[int, ...] | None = None  # how many steps accepted 0, 1, 2, ... drafted tokens
     load: int = 0  # requests that ran in the engine when this one ended
 
 

@@ -145,6 +145,7 @@ measurements = Table(
     Column("drafted_tokens", Integer, nullable=False),
     Column("accepted_tokens", Integer, nullable=False),
     Column("mean_acceptance_length", Double),
+    Column("steps_by_accepted", JSON(none_as_null=True)),  # how many steps accepted 0, 1, 2, ... drafted tokens
     Column("measured_at", Double, nullable=False),
     Index(None, "model", "mode", "task", "measured_at"),
 )

@@ -94,6 +94,7 @@ def upgrade() -> None:
         sa.Column("drafted_tokens", sa.Integer(), nullable=False),
         sa.Column("accepted_tokens", sa.Integer(), nullable=False),
         sa.Column("mean_acceptance_length", sa.Double(), nullable=True),
+        sa.Column("steps_by_accepted", sa.JSON(), nullable=True),
         sa.Column("measured_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("job_id", "row_index", name=op.f("pk_measurements")),
     )

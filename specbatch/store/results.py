@@ -62,6 +62,7 @@ def measure(tx: sa.Connection, claim: Claim, model: str, batch: Sequence[RowResu
                     "drafted_tokens": cost.drafted_tokens,
                     "accepted_tokens": cost.accepted_tokens,
                     "mean_acceptance_length": cost.mean_acceptance_length,
+                    "steps_by_accepted": cost.steps_by_accepted and list(cost.steps_by_accepted),
                 }
             )
     if values:

@@ -181,7 +181,7 @@ def kinds(tx: sa.Connection) -> list[tuple[str, Mode, TaskType, bool, int]]:
     owed = sa.func.sum(shards.c.rows - shards.c.settled)
     key = (shards.c.model, shards.c.mode, shards.c.task, named)
     query = sa.select(*key, owed).join(jobs, jobs.c.id == shards.c.job_id).where(shards.c.status == ShardStatus.QUEUED).group_by(*key)
-    return [(model, Mode(mode), TaskType(task), bool(hand), int(many)) for model, mode, task, hand, many in tx.execute(query).tuples()]
+    return [(model, Mode(mode), TaskType(task), bool(hand), int(many)) for model, mode, task, hand, many in tx.execute(query)]
 
 
 def redirect(tx: sa.Connection, model: str, mode: Mode, task: TaskType, *, named: bool, to: Mode, why: str, leave: int) -> int:

@@ -31,6 +31,7 @@ def measure(body: dict[str, Any]) -> Measurement:
         drafted_tokens=drafts.get("num_draft_tokens") or 0,
         accepted_tokens=drafts.get("num_accepted_draft_tokens") or 0,
         mean_acceptance_length=drafts.get("mean_acceptance_length"),
+        steps_by_accepted=tuple(drafts["acceptance_histogram"]) if drafts.get("acceptance_histogram") else None,
     )
 
 

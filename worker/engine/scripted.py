@@ -21,7 +21,7 @@ from specbatch.settings import Settings
 from worker.engine import bodies
 from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.faults import FAULTS_VARIABLE, Faults
-from worker.engine.replies import CONTEXT_LENGTH_EXCEEDED, error_reply, invalid_body, unknown_endpoint, unknown_model
+from worker.engine.replies import CONTEXT_LENGTH_EXCEEDED, error_reply, invalid_body, streaming, unknown_endpoint, unknown_model
 from worker.engine.script import ScriptedRequest, Utterance, count, speak
 
 CONTEXT_TOKENS = 8192
@@ -80,6 +80,8 @@ class ScriptedEngine:
             request = ScriptedRequest.model_validate(body)
         except ValidationError as wrong:
             return invalid_body(wrong)
+        if body.get("stream"):
+            return streaming()
         metadata = request.metadata or {}
         await self._pass_time(float(metadata.get("x-delay-ms", self._settings.scripted_delay_ms)) / 1000)
         self._answers += 1
@@ -171,7 +173,13 @@ class ScriptedEngine:
         drafted = steps * k
         self._drafted += drafted
         self._accepted += accepted
-        return replace(timed, drafted_tokens=drafted, accepted_tokens=accepted, mean_acceptance_length=1 + accepted / steps)
+        return replace(
+            timed,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
+            mean_acceptance_length=1 + accepted / steps,
+            steps_by_accepted=_dealt(accepted, steps, k),
+        )
 
     def _embedding(self, request_id: str, request: ScriptedRequest) -> Reply:
         if not request.input:
@@ -195,6 +203,12 @@ class ScriptedEngine:
 
 def _pooled(body: dict[str, Any]) -> Reply:
     return Reply(HTTPStatus.OK, body, Measurement(prompt_tokens=body["usage"]["total_tokens"]))
+
+
+def _dealt(accepted: int, steps: int, k: int) -> tuple[int, ...]:
+    """Steps by how many tokens each accepted, as even as whole numbers allow."""
+    each, over = divmod(accepted, steps)
+    return tuple((steps - over) * (count == each) + over * (count == each + 1) for count in range(k + 1))
 
 
 def _as_list(value: Any) -> list[Any]:
