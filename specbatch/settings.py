@@ -53,6 +53,8 @@ class Settings(BaseSettings):
     tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice auto needs it.")
     reasoning_parser: str | None = Field(None, description="vLLM's parser of the model's reasoning, for example qwen3.")
 
+    engine_args: str = Field("", description="Further words of vLLM's command line, as `vllm serve` takes them; they win.")
+
     draft: str | None = Field(None, description="The draft model of mode draft_model: an id or a folder.")
     draft_tokens: int = Field(5, ge=1, le=16, description="K: tokens drafted a step in mode draft_model.")
     draft_tensor_parallel_size: int = Field(1, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[
         "--no-use-tqdm-on-load": True,
     }
     given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
-    return [*given, *(switch for switch, on in switches.items() if on), "--served-model-name", *served_names(settings)]
+    named = ["--served-model-name", *served_names(settings)]
+    return [*given, *(switch for switch, on in switches.items() if on), *named, *shlex.split(settings.engine_args)]
 
 
 def cpu_dtype(asked: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

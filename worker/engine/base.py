@@ -14,12 +14,17 @@ class EngineDied(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A reading taken now. Memory is the peak since start, in bytes: of the device, or of the engine's processes without one."""
+    """A reading taken now. Memory is the peak since start, in bytes: of the device, or of the engine's processes without one.
+
+    Tokens and steps are counted since start. A step is one pass of the target over the requests that run.
+    """
 
     running_requests: int
     peak_memory_bytes: int | None
     drafted_tokens: int
     accepted_tokens: int
+    generated_tokens: int = 0
+    steps: int = 0
 
 
 class Engine(Protocol):

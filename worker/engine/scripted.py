@@ -39,7 +39,7 @@ class ScriptedEngine:
         self._slots = asyncio.Semaphore(settings.max_num_seqs) if settings.max_num_seqs else None
         self._death: asyncio.Event | None = None
         self._faults = Faults(settings)
-        self._answers = self._running = self._drafted = self._accepted = 0
+        self._answers = self._running = self._drafted = self._accepted = self._generated = self._steps = 0
 
     async def start(self) -> None:
         if self._faults.at_start:
@@ -55,7 +55,8 @@ class ScriptedEngine:
             self._running -= 1
 
     def status(self) -> EngineStatus:
-        return EngineStatus(self._running, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._drafted, self._accepted)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return EngineStatus(self._running, peak, self._drafted, self._accepted, self._generated, self._steps)
 
     @property
     def dead(self) -> bool:
@@ -159,6 +160,8 @@ class ScriptedEngine:
     def _measure(self, said: list[Utterance], prompt_tokens: int) -> Measurement:
         """As vLLM measures: nothing of the time or of the drafts where a request has several choices."""
         generated = sum(len(one.tokens) for one in said)
+        self._generated += generated
+        self._steps += generated  # as plain decoding; less below
         delay = self._settings.scripted_delay_ms / 1000
         plain = Measurement(prompt_tokens, 0, generated, said[0].finish_reason)
         if len(said) > 1:
@@ -171,6 +174,7 @@ class ScriptedEngine:
         accepted = int(generated * min(ACCEPTED_SHARE[self.mode], k / (k + 1)))  # a step accepts k tokens at most and adds one
         steps = generated - accepted
         drafted = steps * k
+        self._steps -= accepted
         self._drafted += drafted
         self._accepted += accepted
         return replace(

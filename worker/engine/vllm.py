@@ -49,7 +49,7 @@ class VllmEngine:
         self._cpu = not has_gpu()
         self._engine: Any = None
         self._endpoints: dict[str, _Endpoint] = {}
-        self._drafts = Drafts()
+        self._counts = Counts()
         self._processes = Processes()
         self._device_peak: int | None = None
         self._launching: asyncio.Future[Any] | None = None
@@ -90,7 +90,8 @@ class VllmEngine:
 
     def status(self) -> EngineStatus:
         running = self._engine.get_num_unfinished_requests() if self._engine is not None else 0
-        return EngineStatus(running, self._peak_memory(), self._drafts.drafted, self._drafts.accepted)
+        done = self._counts
+        return EngineStatus(running, self._peak_memory(), done.drafted, done.accepted, done.generated, done.steps)
 
     @property
     def dead(self) -> bool:
@@ -115,7 +116,7 @@ class VllmEngine:
         os.environ.update(environment(self._settings, model, log.with_suffix(".json")))
         try:
             parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
-            self._engine = _async_llm(parsed, self._drafts)
+            self._engine = _async_llm(parsed, self._counts)
         except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
             said = log.read_text(encoding="utf-8", errors="replace")[written:] if log.exists() else ""
             raise preflight.explain(failed, said, log, model) from failed
@@ -129,21 +130,26 @@ class VllmEngine:
         return self._device_peak
 
 
-class Drafts:
-    """Counts of a whole engine, as its scheduler reports them: rows with several choices have none of their own."""
+class Counts:
+    """Of a whole engine, as it reports each step: rows with several choices have none of their own."""
 
     def __init__(self) -> None:
         self.drafted = 0
         self.accepted = 0
+        self.generated = 0
+        self.steps = 0
 
-    def count(self, scheduler_stats: Any) -> None:
+    def count(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if iteration_stats is not None and iteration_stats.num_generation_tokens:
+            self.generated += iteration_stats.num_generation_tokens
+            self.steps += 1
         drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
         if drafts is not None:
             self.drafted += drafts.num_draft_tokens
             self.accepted += drafts.num_accepted_tokens
 
 
-def _async_llm(parsed: Any, drafts: Drafts) -> Any:
+def _async_llm(parsed: Any, counts: Counts) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.loggers import StatLoggerBase
@@ -152,7 +158,7 @@ def _async_llm(parsed: Any, drafts: Drafts) -> Any:
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            drafts.count(scheduler_stats)
+            counts.count(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None: ...
 
