@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from api import errors
 from api.limits import BodyLimit
-from api.routes import batches, files, health
+from api.routes import batches, files, health, speculation
 from api.schemas import ERRORS
 from specbatch.context import Context
 
@@ -23,11 +23,10 @@ def create_app(ctx: Context) -> FastAPI:
         redirect_slashes=False,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        default_response_class=errors.AsciiJSONResponse,
     )
     app.state.ctx = ctx
     errors.register(app)
     app.add_middleware(BodyLimit, settings=ctx.settings)
-    for routes in (files.router, batches.router, health.router):
+    for routes in (files.router, batches.router, speculation.router, health.router):
         app.include_router(routes)
     return app

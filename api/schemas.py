@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from specbatch.errors import NotFound
+from specbatch.errors import InvalidRequest, NotFound
 from specbatch.service.batches import NewBatch
 from specbatch.wire import BatchObject, FileObject, ResultObject
 
@@ -31,10 +31,22 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+def _plain(value: str) -> bool:
+    """Ids never hold anything else, and a database may refuse to be asked for it (PostgreSQL: NUL)."""
+    return len(value) <= 64 and value.isascii() and value.replace("-", "").replace("_", "").isalnum()
+
+
+def _input_file_id(value: str) -> str:
+    if not _plain(value):
+        raise InvalidRequest(f"No such File object: {value!r}", code="invalid_value", param="input_file_id")
+    return value
+
+
 class CreateBatch(NewBatch):
     """OpenAI's parameters, of which it requires three, and ours."""
 
     model_config = ConfigDict(extra="forbid")
+    input_file_id: Annotated[str, AfterValidator(_input_file_id)]
     completion_window: str
 
 
@@ -111,11 +123,6 @@ def _batch_id(value: str) -> str:
     if not _plain(value):
         raise NotFound(f"No batch found with id {value!r}.", param="id")
     return value
-
-
-def _plain(value: str) -> bool:
-    """Ids never hold anything else, and a database may refuse to be asked for it (PostgreSQL: NUL)."""
-    return len(value) <= 64 and value.isascii() and value.replace("-", "").replace("_", "").isalnum()
 
 
 FileId = Annotated[str, Path(), AfterValidator(_file_id)]

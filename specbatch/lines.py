@@ -24,7 +24,8 @@ class Problem:
     line: int | None = None
 
     def entry(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "param": self.param, "line": self.line}
+        message = self.message.encode(errors="backslashreplace").decode()  # it may quote a lone surrogate, which has no UTF-8
+        return {"code": self.code, "message": message, "param": self.param, "line": self.line}
 
 
 @dataclass(frozen=True, slots=True)

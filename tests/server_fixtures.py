@@ -11,15 +11,16 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from starlette.testclient import TestClient
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
 
 from api.app import create_app
+from specbatch import models as tables
 from specbatch.context import Context, opened
 from specbatch.domain import Measurement, Mode, Outcome, Row, RowResult
 from specbatch.processes import Crew
 from specbatch.service import finalize, ingest, shards, upkeep
-from specbatch.serving import resolve_model
 from specbatch.settings import Settings
 
 DEADLINE_SECONDS = 60.0
@@ -45,6 +46,16 @@ def succeed(row: Row) -> RowResult:
     return RowResult(row.row_index, Outcome.SUCCEEDED, 200, {"object": "chat.completion", "choices": []}, measurement=cost)
 
 
+def refused(response: Any, status: int, code: str | None, param: str | None) -> str:
+    """Assert OpenAI's error shape and these parts of it; answers the message."""
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error" if status < 500 else "server_error")
+    return str(error["message"])
+
+
 class Desk:
     """Validates, works and finalizes when told to: a test sees every state between."""
 
@@ -56,8 +67,10 @@ class Desk:
             pass
 
     def work(self, batch_id: str, answer: Answer = succeed, shard_no: int = 0) -> None:
-        model = resolve_model(self._ctx.settings)
-        taken = shards.claim(self._ctx, batch_id, shard_no, model=model, mode=Mode.PLAIN, owner="desk")
+        with self._ctx.database.read() as tx:
+            wanted = sa.select(tables.shards).where(tables.shards.c.job_id == batch_id, tables.shards.c.shard_no == shard_no)
+            shard = tx.execute(wanted).one()
+        taken = shards.claim(self._ctx, batch_id, shard_no, model=shard.model, mode=Mode(shard.mode), owner="desk")
         assert taken is not None
         rows = shards.read_rows(self._ctx, taken.claim, taken.owed)
         shards.settle(self._ctx, taken.claim, [answer(row) for row in rows], done=True)
@@ -67,6 +80,11 @@ class Desk:
         tally = upkeep.Tally()
         upkeep.expire_jobs(self._ctx, tally)
         upkeep.close_stopped(self._ctx, tally)
+
+    def pass_window(self, batch_id: str) -> None:
+        """As if the completion window had passed."""
+        with self._ctx.database.write() as tx:
+            tx.execute(sa.update(tables.jobs).where(tables.jobs.c.id == batch_id).values(expires_at=0.0))
 
     def finalize(self) -> None:
         while finalize.finalize_next(self._ctx, "desk"):

@@ -110,7 +110,7 @@ class _Reading:
                 self._decide = Decider.for_file(
                     self._ctx,
                     tx,
-                    self._models.get(request.model, request.model),
+                    self._models.get(request.model, ""),
                     stored.path(self._ctx, self._job["input_file_id"]),
                     task=TaskType(task) if task else None,
                     mode=Mode(mode) if mode else None,

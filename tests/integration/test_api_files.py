@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from specbatch.context import Context
 from specbatch.service import files
-from tests.server_fixtures import jsonl, line
+from tests.server_fixtures import jsonl, line, refused
 
 GOOD = jsonl(line("a"), line("b"))
 
@@ -19,14 +19,6 @@ GOOD = jsonl(line("a"), line("b"))
 def post(api: TestClient, content: bytes = GOOD, name: str = "in.jsonl", purpose: str = "batch", **more: str) -> Any:
     fields = {"purpose": purpose} | {f"expires_after[{field}]": value for field, value in more.items()}
     return api.post("/v1/files", files={"file": (name, content)}, data=fields)
-
-
-def refused(response: Any, status: int, code: str | None, param: str | None) -> str:
-    assert response.status_code == status, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["param"], error["type"]) == (code, param, "invalid_request_error" if status < 500 else "server_error")
-    return str(error["message"])
 
 
 def test_a_file_comes_back_as_it_went_in(api: TestClient) -> None:
