@@ -7,7 +7,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -24,7 +24,7 @@ from specbatch.service import finalize, ingest, shards, upkeep
 from specbatch.settings import Settings
 
 DEADLINE_SECONDS = 60.0
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 Answer = Callable[[Row], RowResult]
 
 
@@ -181,6 +181,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         modes=(Mode.PLAIN,),
         sweep_seconds=0.2,
         stop_seconds=1.0,
+        lease_seconds=3.0,
     )
     with Crew(settings, valkey_server, print) as crew:
         for name, module in (("api", "api"), ("reconciler", "worker.reconciler"), ("worker", "worker")):
