@@ -1,0 +1,137 @@
+"""A JSON Schema for answers: what the engine is held to, what each answer is checked against, and the columns it becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.validators import validator_for
+
+from specbatch.errors import UsageError
+
+SCALARS = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "null": pa.null()}
+MOST_REFERENCES = 32  # one behind the other; more are a circle
+_INT64 = 2**63
+
+
+class AnswerSchema:
+    """`fields`: column -> Arrow type. An object's properties are the columns; any other schema gives one column, named by the caller."""
+
+    def __init__(self, document: Mapping[str, Any], name: str) -> None:
+        """Raises UsageError for what is not JSON Schema; `name` is what messages call it."""
+        self.document = dict(document)
+        kind = validator_for(document, default=Draft202012Validator)
+        try:
+            kind.check_schema(document)
+        except SchemaError as wrong:
+            raise UsageError(f"{name} is not valid JSON Schema: {wrong.message} (at {wrong.json_path})") from None
+        self._validator = kind(document)
+        root = _resolved(document, document)
+        properties = root.get("properties", {})
+        self.is_object = root.get("type") == "object" or bool(properties)
+        if self.is_object and not properties:
+            raise UsageError(f"{name} names no properties: list them, each becomes a column")
+        self.fields = (
+            {column: _type(part, document, frozenset({id(root)})) for column, part in properties.items()} if self.is_object else {}
+        )
+        self.whole = _type(root, document)
+
+    def response_format(self) -> dict[str, Any]:
+        """OpenAI's parameter that holds an engine to the schema."""
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.document, "strict": True}}
+
+    def parse(self, text: str) -> tuple[Any, str | None]:
+        """(value, None) of an answer, or (None, why it is not what the schema asks for)."""
+        try:
+            value = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as wrong:
+            return None, f"not JSON: {wrong}"
+        failure = best_match(self._validator.iter_errors(value))
+        if failure is not None:
+            return None, f"not as the schema asks: {failure.message} (at {failure.json_path})"
+        try:
+            return self._typed(value), None
+        except (ValueError, TypeError) as wrong:
+            return None, f"does not fit its column: {wrong}"
+
+    def _typed(self, value: Any) -> Any:
+        if not self.is_object:
+            return _fit(value, self.whole)
+        return {column: _fit(value.get(column), kind) for column, kind in self.fields.items()}
+
+
+def read(path: Path, what: str = "--schema") -> AnswerSchema:
+    """Raises UsageError for a file that cannot be read, is no JSON, or is no JSON Schema."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise UsageError(f"{what}: cannot read {path}: {failure.strerror}") from None
+    except ValueError as wrong:
+        raise UsageError(f"{what}: {path} is not JSON: {wrong}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{what}: {path} must hold a JSON Schema, which is an object")
+    return AnswerSchema(document, str(path))
+
+
+def _type(schema: Any, root: Mapping[str, Any], above: frozenset[int] = frozenset()) -> pa.DataType:
+    """The Arrow type that holds every value of a schema; JSON text where there is none. `above`: the schemas that this one is part of."""
+    part = _resolved(schema, root)
+    if id(part) in above:
+        return pa.string()  # it refers to itself: no type is that deep
+    above = above | {id(part)}
+    kinds = part.get("type")
+    if isinstance(kinds, list):
+        rest = [kind for kind in kinds if kind != "null"]
+        kinds = rest[0] if len(rest) == 1 else None
+    for choice in ("anyOf", "oneOf"):
+        options = [option for option in part.get(choice, []) if _resolved(option, root).get("type") != "null"]
+        if kinds is None and len(options) == 1:
+            return _type(options[0], root, above)
+    if kinds in SCALARS:
+        return SCALARS[kinds]
+    if kinds == "array" and isinstance(part.get("items"), dict):
+        return pa.list_(_type(part["items"], root, above))
+    if kinds == "object" and part.get("properties"):
+        return pa.struct([(name, _type(each, root, above)) for name, each in part["properties"].items()])
+    return pa.string()
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema behind its local references."""
+    for _ in range(MOST_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        found: Any = root
+        for step in reference.split("/")[1:]:
+            found = found.get(step.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, Mapping) else {}
+        schema = found
+    return {}
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    """A value of a schema as its column holds it. Raises ValueError for an integer of more than 64 bits."""
+    if value is None:
+        return None
+    if pa.types.is_int64(kind):
+        if not -_INT64 <= value < _INT64:
+            raise ValueError(f"{value} needs more than 64 bits")
+        return int(value)
+    if pa.types.is_float64(kind):
+        return float(value)
+    if pa.types.is_list(kind):
+        return [_fit(each, kind.value_type) for each in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _fit(value.get(field.name), field.type) for field in kind}
+    return json.dumps(value, ensure_ascii=False) if pa.types.is_string(kind) and not isinstance(value, str) else value
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
