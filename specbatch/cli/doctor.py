@@ -14,8 +14,8 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from specbatch import embedded, migration
-from specbatch.cli import render, services
+from specbatch import embedded, migration, services
+from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, SERVER, Call, configured
 from specbatch.compat.checkpoint import locate
 from specbatch.errors import ServiceUnavailable, SpecbatchError

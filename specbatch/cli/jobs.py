@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specbatch.cli import render, services, source
+from specbatch import services
+from specbatch.cli import render, source
 from specbatch.cli.flags import SERVER, Call, configured
 from specbatch.cli.target import Target
 from specbatch.cli.watch import display, follow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from typing import Annotated
 
 import typer
 
-from specbatch.cli import render, services
+from specbatch import services
+from specbatch.cli import render
 from specbatch.cli import source as sources
 from specbatch.cli.flags import ENGINE, SERVER, WORK, Call, configured
 from specbatch.cli.jobs import NamedMode, NamedTask, Output, Requests, ending, new_batch
@@ -22,10 +22,9 @@ from specbatch.processes import Crew, signals_interrupt
 from specbatch.service import batches, reports
 from specbatch.serving import resolve_model
 from specbatch.settings import Settings
+from specbatch.staff import Staff
 from specbatch.wire import BatchObject
 
-VALIDATION_SECONDS = 3.0  # an engine is worth starting once the lines are known to be good, or this long in coming
-LOOK_SECONDS = 1.0
 INTERRUPTED = 130
 ABANDONED = {JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLING, JobStatus.CANCELLED}
 
@@ -105,45 +104,11 @@ def _finish(ctx: Context, job: _Job, *, fresh: bool) -> BatchObject:
 
 
 def _work(ctx: Context, crew: Crew, job: _Job, batch: BatchObject) -> BatchObject:
-    staff = _Staff(ctx, crew, job)
+    staff = Staff(ctx, crew, job.settings, job.mode)
     with display() as shown:
         for reading in follow(ctx, batch.id):
-            crew.check()
             shown.show(reading, staff.see_to(reading))
     return reading
-
-
-class _Staff:
-    """Sees to it that an engine for each mode of the job is alive: somebody's, or one that is started here."""
-
-    def __init__(self, ctx: Context, crew: Crew, job: _Job) -> None:
-        self._ctx, self._crew, self._job = ctx, crew, job
-        self._began_at = time.monotonic()
-        self._looked_at = -LOOK_SECONDS
-        self._note = ""
-
-    def see_to(self, batch: BatchObject) -> str:
-        """What is waited for, in words; nothing where all is well."""
-        now = time.monotonic()
-        validating = batch.status is JobStatus.VALIDATING and now - self._began_at < VALIDATION_SECONDS
-        if validating or batch.status not in (JobStatus.VALIDATING, JobStatus.IN_PROGRESS):
-            return ""
-        if now - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = now
-            self._note = self._look(batch)
-        return self._note
-
-    def _look(self, batch: BatchObject) -> str:
-        model = batch.model or self._job.model
-        alive = reports.engines_alive(self._ctx)
-        modes = self._job.settings.modes if self._job.mode is None else (self._job.mode,)
-        missing = [mode for mode in modes if (model, mode) not in alive]
-        if missing and model != self._job.model:
-            return f"waiting for a worker that serves {model}"
-        for mode in missing:
-            if f"worker-{mode}" not in self._crew:
-                self._crew.start(f"worker-{mode}", "worker", SPECBATCH_MODES=mode)
-        return f"starting an engine for {model} ({', '.join(missing)})" if missing else ""
 
 
 def _withdraw(ctx: Context, job_id: str) -> None:

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from specbatch import embedded
-from specbatch.cli import render, services
+from specbatch import embedded, services
+from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, SERVER, WORK, Call, configured
 from specbatch.errors import ServiceUnavailable
 from specbatch.processes import Crew, signals_interrupt

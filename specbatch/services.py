@@ -1,4 +1,4 @@
-"""The services under a command: found where the settings say, or embedded and started here."""
+"""The services under a command or a client: found where the settings say, or embedded and started here."""
 
 from __future__ import annotations
 
