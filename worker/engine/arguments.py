@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -70,6 +69,7 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[
         "--max-num-seqs": settings.max_num_seqs,
         "--quantization": settings.quantization,
         "--logprobs-mode": settings.logprobs_mode,
+        "--worker-extension-cls": "worker.engine.cpu_kernels.CpuKernels" if cpu else None,
         "--tool-call-parser": settings.tool_call_parser,
         "--reasoning-parser": settings.reasoning_parser,
     }
@@ -79,6 +79,8 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[
     switches = {
         "--enforce-eager": cpu if settings.enforce_eager is None else settings.enforce_eager,
         "--trust-remote-code": settings.trust_remote_code,
+        # A prompt cut in two rewinds its request's generator, which torch's CPU generator cannot: one row with a seed would end the engine.
+        "--no-enable-chunked-prefill": cpu,
         "--enable-auto-tool-choice": settings.tool_call_parser is not None,
         "--enable-per-request-metrics": True,
         "--enable-prompt-tokens-details": True,
@@ -103,7 +105,7 @@ def cpu_dtype(asked: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def environment(settings: Settings, model: str, log: Path) -> dict[str, str]:
-    """What vLLM reads from the environment, where the user has not said otherwise. `log` is a logging configuration in JSON."""
+    """What vLLM reads from the environment, for the caller to set where the user has not. `log` is a logging configuration in JSON."""
     wanted = {
         "VLLM_LOGGING_CONFIG_PATH": str(log),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads and a running loop may hang
@@ -114,7 +116,7 @@ def environment(settings: Settings, model: str, log: Path) -> dict[str, str]:
     }
     if all(Path(name).is_dir() for name in (model, settings.draft, settings.eagle) if name is not None):
         wanted["HF_HUB_OFFLINE"] = "1"
-    return {name: value for name, value in wanted.items() if name not in os.environ}
+    return wanted
 
 
 def logging_config(settings: Settings, file: Path) -> dict[str, Any]:
