@@ -44,7 +44,8 @@ class Taken:
 def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str) -> Taken | None:
     """Take a shard of this model and mode, or None when it is not to be had: done, stopped, redirected, or in another worker's hands."""
     with ctx.database.write() as tx:
-        taken = shards.claim(tx, job_id, shard_no, model=model, mode=mode, owner=owner, seconds=ctx.settings.lease_seconds)
+        lease, most = ctx.settings.lease_seconds, ctx.settings.max_attempts
+        taken = shards.claim(tx, job_id, shard_no, model=model, mode=mode, owner=owner, seconds=lease, most_losses=most)
         if taken is None:
             return None
         jobs.stamp_first_claim(tx, job_id)

@@ -139,7 +139,7 @@ def publish(ctx: Context, tally: Tally) -> None:
         patience = RESEND_SECONDS if ctx.queue.depth(model, mode) == 0 else RESEND_ANYWAY_SECONDS
         while True:
             with ctx.database.read() as tx:
-                lost = shards.unpublished(tx, model, mode, patience, SOME)
+                lost = shards.unpublished(tx, model, mode, patience, ctx.settings.max_attempts, SOME)
             ctx.queue.publish((shard["job_id"], shard["shard_no"], model, mode) for shard in lost)
             with ctx.database.write() as tx:
                 shards.stamp_published(tx, lost)

@@ -29,18 +29,20 @@ def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
             sa.literal(ShardStatus.QUEUED.value),
             sa.func.count(),
         )
-        .where(rows.c.job_id == job_id)
+        .where(rows.c.job_id == job_id, rows.c.shard_no >= 0)
         .group_by(rows.c.job_id, rows.c.shard_no)
     )
     tx.execute(sa.insert(shards).from_select(["job_id", "shard_no", "model", "mode", "task", "status", "rows"], grouped))
 
 
-def claim(tx: sa.Connection, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str, seconds: float) -> tuple[Claim, int] | None:
+def claim(
+    tx: sa.Connection, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str, seconds: float, most_losses: int
+) -> tuple[Claim, int] | None:
     """Take a queued shard: the claim, and the losses it has seen. None when it is not to be had."""
     live = sa.exists().where(jobs.c.id == job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
     statement = (
         sa.update(shards)
-        .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, *_takeable(), live)
+        .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, *_takeable(most_losses), live)
         .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, owner=owner, lease_until=now() + seconds)
         .returning(shards.c.attempt, shards.c.losses, shards.c.task)
     )
@@ -97,6 +99,7 @@ def split(tx: sa.Connection, shard: Shard, pieces: int) -> bool:
     ended = sa.update(shards).where(*guard).values(status=ShardStatus.DONE, owner=None, rows=shards.c.settled)
     if tx.execute(ended).rowcount != 1:
         return False
+    tx.execute(sa.select(jobs.c.id).where(jobs.c.id == shard["job_id"]).with_for_update())  # another split would take the same numbers
     last = tx.execute(sa.select(sa.func.max(shards.c.shard_no)).where(shards.c.job_id == shard["job_id"])).scalar_one()
     size = -(-len(owed) // pieces)
     for number, start in enumerate(range(0, len(owed), size), start=last + 1):
@@ -145,9 +148,9 @@ def queues(tx: sa.Connection) -> list[tuple[str, str]]:
     return [(row.model, row.mode) for row in tx.execute(query)]
 
 
-def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, limit: int) -> list[Shard]:
+def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, most_losses: int, limit: int) -> list[Shard]:
     """Shards of one queue whose message was sent longer than `older_than` seconds ago, or never; those of the oldest batch first."""
-    stale = (*_takeable(), shards.c.published_at < now() - older_than)
+    stale = (*_takeable(most_losses), shards.c.published_at < now() - older_than)
     query = (
         sa.select(shards)
         .join(jobs, jobs.c.id == shards.c.job_id)
@@ -207,9 +210,10 @@ def redirect(tx: sa.Connection, model: str, mode: Mode, task: TaskType, *, named
     return len(moved)
 
 
-def _takeable() -> tuple[sa.ColumnElement[bool], ...]:
-    """A suspect is not to be had before it is split; a row that stands alone is, until its attempts are spent, which `upkeep` judges."""
-    innocent = sa.or_(shards.c.losses < SUSPECT_LOSSES, shards.c.rows - shards.c.settled == 1)
+def _takeable(most_losses: int) -> tuple[sa.ColumnElement[bool], ...]:
+    """A suspect is not to be had before it is split; a row that stands alone is, until it was lost too often."""
+    stands_alone = sa.and_(shards.c.rows - shards.c.settled == 1, shards.c.losses < most_losses)
+    innocent = sa.or_(shards.c.losses < SUSPECT_LOSSES, stands_alone)
     return shards.c.status == ShardStatus.QUEUED, shards.c.not_before <= now(), innocent
 
 
