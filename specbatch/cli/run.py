@@ -60,8 +60,7 @@ class _Job:
     """What this command asks for, and the key under which the same command finds it again."""
 
     def __init__(self, settings: Settings, source: sources.Source, mode: Mode | None, task: TaskType | None) -> None:
-        self.settings, self._source, self._task = settings, source, task
-        self.mode = mode or (settings.modes[0] if len(settings.modes) == 1 else None)
+        self.settings, self.mode, self._source, self._task = settings, mode, source, task
         self.model = resolve_model(settings)
         self._endpoint = source.endpoint()
         parts = [source.digest(), self._endpoint, self.model, settings.draft, settings.eagle, self.mode, list(settings.modes), task]

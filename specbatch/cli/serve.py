@@ -11,16 +11,16 @@ from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, SERVER, WORK, Call, configured
 from specbatch.errors import ServiceUnavailable
 from specbatch.processes import Crew, signals_interrupt
-from specbatch.serving import resolve_model
+from specbatch.serving import offered_modes, resolve_model
 
 LOOK_SECONDS = 0.2
 
 
 @configured(ENGINE, SERVER, WORK)
 def up(call: Call) -> None:
-    """Run everything on this machine: queue, database, reconciler, API and a worker for each of --modes. Until Ctrl-C."""
+    """Run everything on this machine: queue, database, reconciler, API and a worker. Until Ctrl-C."""
     settings = call.settings
-    model = resolve_model(settings)
+    model, modes = resolve_model(settings), offered_modes(settings)
     address = f"http://{settings.host}:{settings.port}"
     services.migrate(settings)
     if (why := services.bindable(settings.host, settings.port)) is not None:
@@ -31,11 +31,10 @@ def up(call: Call) -> None:
         try:
             crew.start("api", "api")
             crew.start("reconciler", "worker.reconciler")
-            for mode in settings.modes:
-                crew.start(f"worker-{mode}", "worker", SPECBATCH_MODES=mode)
+            crew.start("worker", "worker")
             if call.json:
-                render.document({"api": address, "redis_url": redis_url, "model": model, "modes": settings.modes})
-            render.say(f"{address} serves {model} in mode {', '.join(settings.modes)}; Ctrl-C stops everything")
+                render.document({"api": address, "redis_url": redis_url, "model": model, "modes": modes})
+            render.say(f"{address} serves {model} in {', '.join(modes)}; Ctrl-C stops everything")
             render.say(f"logs in {settings.home / 'logs'}")
             while True:
                 crew.check()
@@ -46,7 +45,7 @@ def up(call: Call) -> None:
 
 @configured(ENGINE, WORK)
 def worker(call: Call) -> None:
-    """Run one worker in the foreground, in the first of --modes."""
+    """Run one worker in the foreground. It serves --modes, one engine at a time, as the backlog asks."""
     _become("worker", call)
 
 

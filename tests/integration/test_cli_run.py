@@ -1,0 +1,208 @@
+"""`run`, end to end with the scripted engine, on both databases: started, interrupted, killed, continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specbatch.context import opened
+from specbatch.service import batches
+from specbatch.settings import Settings
+from specbatch.wire import BatchObject
+from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, interrupt, read_lines, wait_for, write_lines
+
+IDS = [line["custom_id"] for line in read_lines(EXAMPLES)]
+
+
+@pytest.fixture
+def cli(settings: Settings) -> Commands:
+    return Commands(settings.model_copy(update={"stop_seconds": 2.0}))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def jobs(settings: Settings) -> list[BatchObject]:
+    with opened(settings) as ctx:
+        return batches.page(ctx)
+
+
+def settled(settings: Settings) -> int:
+    return sum(job.request_counts.completed for job in jobs(settings))
+
+
+def test_answers_every_line_in_input_order(cli: Commands, out: Path) -> None:
+    report = cli.json("run", EXAMPLES, "-o", out, "--mode", "ngram")
+    assert [line["custom_id"] for line in read_lines(out)] == IDS
+    assert all(line["response"]["status_code"] == 200 and line["error"] is None for line in read_lines(out))
+    assert report["batch"]["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
+    assert report["batch"]["measured"]["accepted_tokens"] > 0
+    assert [(mode["mode"], mode["rows"]) for mode in report["modes"]] == [("ngram", 24)]
+    assert 0 <= report["ttft"]["p50"] <= report["ttft"]["p95"]
+    assert report["output"] == str(out)
+    assert not list(out.parent.glob("*.part"))
+
+
+def test_shows_a_summary_and_keeps_stdout_clean(cli: Commands, out: Path) -> None:
+    ended = cli.run("run", EXAMPLES, "-o", out)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "24 of 24, 0 failed" in ended.stderr
+    assert "first token" in ended.stderr
+
+
+def test_rows_that_failed_go_to_a_file_beside(cli: Commands, out: Path, tmp_path: Path) -> None:
+    lines = [chat("good"), chat("bad", metadata={"x-fault": "refuse"}), chat("fine")]
+    ended = cli.run("run", write_lines(tmp_path / "in.jsonl", lines), "-o", out)
+    errors = out.with_suffix(".errors.jsonl")
+    assert ended.returncode == 1
+    assert list(answers(out)) == ["good", "fine"]
+    assert [line["custom_id"] for line in read_lines(errors)] == ["bad"]
+    assert str(errors) in ended.stderr
+    cli.run("run", write_lines(tmp_path / "in.jsonl", [chat("good")]), "-o", out)
+    assert not errors.exists()
+
+
+def test_reads_stdin_and_writes_stdout(cli: Commands) -> None:
+    ended = cli.run("run", "-", "-o", "-", stdin=json.dumps(chat("piped")).encode())
+    assert ended.returncode == 0
+    assert json.loads(ended.stdout)["custom_id"] == "piped"
+
+
+def test_every_problem_is_named_with_its_line(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+    lines = [chat("same"), chat("same"), chat("other") | {"url": "/v1/completions"}, chat("nobody", model="missing")]
+    ended = cli.run("run", write_lines(tmp_path / "in.jsonl", lines), "-o", out)
+    assert ended.returncode == 2
+    for line, words in ((2, "duplicate"), (3, "does not match the batch endpoint"), (4, "'missing' is not supported")):
+        assert any(told.startswith(f"line {line}: ") and words in told for told in ended.stderr.splitlines()), ended.stderr
+    assert not out.exists()
+
+
+def test_only_the_first_problems_are_shown(cli: Commands, out: Path, tmp_path: Path) -> None:
+    lines = [chat(f"row-{number}", model="missing") for number in range(30)]
+    path = write_lines(tmp_path / "in.jsonl", lines)
+    ended = cli.run("run", path, "-o", out)
+    assert ended.stderr.count("is not supported") == 20
+    assert "and 10 more problems" in ended.stderr
+    assert len(cli.json("run", path, "-o", out, code=2)["errors"]["data"]) == 30
+
+
+def interruptible(path: Path) -> Path:
+    """Rows of which the first engine finishes all but one."""
+    return write_lines(path, [*(chat(f"row-{number}") for number in range(9)), chat("slow", metadata={"x-fault": "hang_once"})])
+
+
+def test_the_same_command_continues_an_interrupted_run(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+    requests = interruptible(tmp_path / "in.jsonl")
+    with cli.started("run", requests, "-o", out) as process:
+        wait_for(lambda: settled(settings) == 9)
+        told = interrupt(process)
+    assert process.returncode == 130
+    assert "the same command continues" in told
+    assert not out.exists()
+    ended = cli.run("run", requests, "-o", out)
+    assert ended.returncode == 0, ended.stderr
+    assert "9 of 10 rows are answered" in ended.stderr
+    assert len(jobs(settings)) == 1
+    assert list(answers(out)) == [line["custom_id"] for line in read_lines(requests)]
+
+
+def test_a_finished_run_is_not_continued(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+    requests = write_lines(tmp_path / "in.jsonl", [chat("only")])
+    for _ in range(2):
+        assert cli.run("run", requests, "-o", out).returncode == 0
+    assert len(jobs(settings)) == 2
+
+
+def test_a_killed_run_takes_its_processes_along_and_can_be_continued(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+    requests = interruptible(tmp_path / "in.jsonl")
+    with cli.started("run", requests, "-o", out) as process:
+        wait_for(lambda: settled(settings) == 9)
+        left = family(process.pid)
+        assert len(left) >= 3
+        process.kill()
+        assert gone(left)
+    ended = cli.run("run", requests, "-o", out)
+    assert ended.returncode == 0, ended.stderr
+    assert len(read_lines(out)) == 10
+    assert len(jobs(settings)) == 1
+
+
+def test_a_worker_that_dies_is_started_again(cli: Commands, out: Path, tmp_path: Path) -> None:
+    lines = [*(chat(f"row-{number}") for number in range(3)), chat("deadly", metadata={"x-fault": "exit_once"})]
+    ended = cli.run("run", write_lines(tmp_path / "in.jsonl", lines), "-o", out)
+    assert ended.returncode == 0, ended.stderr
+    assert "started again" in ended.stderr
+    assert len(read_lines(out)) == 4
+
+
+def test_a_second_interrupt_ends_at_once(settings: Settings, out: Path, tmp_path: Path) -> None:
+    cli = Commands(settings.model_copy(update={"stop_seconds": 3600.0}))
+    with cli.started("run", interruptible(tmp_path / "in.jsonl"), "-o", out) as process:
+        wait_for(lambda: settled(settings) == 9)
+        left = family(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        for told in process.stderr:
+            if "Ctrl-C again" in told:
+                break
+        interrupt(process)
+        assert gone(left)
+    assert process.returncode == 130
+
+
+def test_an_engine_that_does_not_start_says_why(settings: Settings, out: Path) -> None:
+    cli = Commands(settings, SPECBATCH_SCRIPTED_FAULTS="start")
+    ended = cli.run("run", EXAMPLES, "-o", out)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("specbatch: error: the scripted engine was told not to start: unset")
+    assert not out.exists()
+    assert jobs(settings)[0].status in ("cancelling", "cancelled")
+
+
+@pytest.mark.parametrize("kind", ["embedded"])
+def test_everything_embedded_leaves_no_process(kind: str, tmp_path: Path) -> None:
+    home = tmp_path / kind
+    cli = Commands(Settings(data_dir=home, engine="scripted"))
+    ended = cli.run("run", EXAMPLES, "-o", tmp_path / "out.jsonl")
+    assert ended.returncode == 0, ended.stderr
+    assert len(read_lines(tmp_path / "out.jsonl")) == 24
+    assert (home / "specbatch.db").exists()
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(home) in " ".join(each.info["cmdline"] or [])]
+
+
+def test_a_worker_that_is_alive_is_used(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+    from specbatch.service.reports import engines_alive
+
+    with cli.started("worker"), opened(settings) as ctx:
+        wait_for(lambda: engines_alive(ctx))
+        with cli.started("run", interruptible(tmp_path / "in.jsonl"), "-o", out) as process:
+            wait_for(lambda: settled(settings) == 9)
+            modules = [part for each in family(process.pid) for part in each.cmdline() if part in ("worker", "worker.reconciler")]
+            interrupt(process)
+    assert modules == ["worker.reconciler"]
+
+
+def test_the_output_of_a_completed_but_undelivered_run_is_delivered(cli: Commands, out: Path, settings: Settings) -> None:
+    """Killed between the end of the batch and the writing of OUT: nothing is run again."""
+    with cli.started("up", "--port", "0" if os.name == "nt" else "18431"):
+        with cli.started("run", EXAMPLES, "-o", out) as process:
+            wait_for(lambda: jobs(settings))
+            process.kill()
+        wait_for(lambda: jobs(settings)[0].status == "completed")
+    ended = cli.run("run", EXAMPLES, "-o", out)
+    assert ended.returncode == 0, ended.stderr
+    assert list(answers(out)) == IDS
+    assert len(jobs(settings)) == 1
+
+
+def test_subprocess_module_is_the_script(cli: Commands) -> None:
+    script = subprocess.run([str(Path(os.sys.executable).parent / "specbatch"), "--version"], capture_output=True, text=True, check=True)  # type: ignore[attr-defined]
+    assert script.stdout == cli.run("--version").stdout
