@@ -16,9 +16,10 @@ from specbatch.service.reports import Quantiles, Report
 from specbatch.wire import BatchObject
 
 MOST_PROBLEMS = 20  # shown; --json has them all
+PIPED_COLUMNS = 200  # a file has no width to fit into
 
 messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-tables = Console(highlight=False, markup=False)
+tables = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
 def say(message: str) -> None:
@@ -58,12 +59,12 @@ def batch(found: BatchObject) -> None:
 def batches(page: Sequence[BatchObject]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("id", "status", "rows", "failed", "model", "tokens/s", "acceptance", "created"):
-        table.add_column(name, justify="right" if name in ("rows", "failed", "tokens/s", "acceptance") else "left", no_wrap=name == "id")
+        table.add_column(name, justify="right" if name in ("rows", "failed", "tokens/s", "acceptance") else "left", no_wrap=name != "model")
     for each in page:
         counts, measured = each.request_counts, each.measured
         rows = f"{counts.completed + counts.failed}/{counts.total}"
         speed, rate = number(measured.tokens_per_second), percent(measured.acceptance_rate)
-        table.add_row(each.id, each.status, rows, str(counts.failed), each.model or "-", speed, rate, _moment(each.created_at))
+        table.add_row(each.id, each.status, rows, str(counts.failed), each.model or "-", speed, rate, moment(each.created_at))
     tables.print(table)
 
 
@@ -118,8 +119,8 @@ def _facts(found: BatchObject) -> list[tuple[str, str]]:
         ("tokens/s", number(measured.tokens_per_second)),
         ("acceptance", _acceptance(measured.acceptance_rate, measured.accepted_tokens, measured.drafted_tokens)),
         ("peak memory", size(measured.peak_memory_bytes)),
-        ("created", _moment(found.created_at)),
-        ("expires", _moment(found.expires_at)),
+        ("created", moment(found.created_at)),
+        ("expires", moment(found.expires_at)),
         ("input file", found.input_file_id),
     ]
     return facts + [(name, value) for name, value in (("output file", found.output_file_id), ("error file", found.error_file_id)) if value]
@@ -132,14 +133,14 @@ def _acceptance(rate: float | None, accepted: int, drafted: int) -> str:
 def _quantiles(value: Quantiles) -> str:
     if value.p50 is None or value.p95 is None:
         return "-"
-    return f"{_milliseconds(value.p50)} median, {_milliseconds(value.p95)} at the 95th percentile"
+    return f"{milliseconds(value.p50)} median, {milliseconds(value.p95)} at the 95th percentile"
 
 
-def _milliseconds(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.2f} ms"
 
 
-def _moment(seconds: int) -> str:
+def moment(seconds: int) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
