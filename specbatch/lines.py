@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
+# Endpoint -> the parameters it cannot do without, beside the model. /v1/score takes several pairs of them: the engine judges.
 ENDPOINTS = {
-    "/v1/chat/completions": ("messages", "Messages parameter is required."),
-    "/v1/completions": ("prompt", "Prompt parameter is required."),
+    "/v1/chat/completions": ("messages",),
+    "/v1/completions": ("prompt",),
+    "/v1/embeddings": ("input",),
+    "/v1/responses": ("input",),
+    "/v1/score": (),
+    "/v1/rerank": ("query", "documents"),
 }
+MOST_LEVELS = 128  # of lists and objects in each other: parsers after this one recurse, and each has a limit of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +93,49 @@ def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Requ
 
 
 def load(line: bytes, number: int) -> dict[str, Any] | Problem:
-    """The object that a line holds, or why it holds none. NaN and the like, which Python would read, are not JSON."""
+    """The object that a line holds, or why it holds none. What Python would read and JSON does not know (NaN, infinity) is refused."""
+    said = "This line is not parseable as valid JSON"
     try:
-        value = json.loads(line.decode(), parse_constant=_refuse_constant)  # given bytes, json would guess UTF-16 and UTF-32
+        # Given bytes, json would guess UTF-16 and UTF-32 too.
+        value = json.loads(line.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+    except _NotANumber as wrong:
+        return Problem("invalid_json_line", f"{said}: {wrong}.", None, number)
     except (ValueError, RecursionError):
-        return Problem("invalid_json_line", "This line is not parseable as valid JSON.", None, number)
+        return Problem("invalid_json_line", f"{said}.", None, number)
     if not isinstance(value, dict):
         return Problem("invalid_json_line", "This line is valid JSON, but not an object.", None, number)
+    if line.count(b"[") + line.count(b"{") > MOST_LEVELS and _levels(value) > MOST_LEVELS:
+        return Problem("invalid_json_line", f"This line nests lists and objects deeper than {MOST_LEVELS} levels.", None, number)
     return value
+
+
+class _NotANumber(ValueError):
+    pass
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _NotANumber(f"it holds {name}")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _NotANumber(f"the number {text[:40]} is too large")
+    return value
+
+
+def _levels(value: object) -> int:
+    depth, layer = 0, [value]
+    while layer:
+        layer = [child for each in layer for child in _children(each)]
+        depth += 1
+    return depth - 1
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _envelope_problems(value: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
@@ -115,9 +157,9 @@ def _envelope_problems(value: Mapping[str, Any], number: int, endpoint: str) -> 
 def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
     if not isinstance(body.get("model"), str) or not body["model"]:
         yield Problem("invalid_request", "Model parameter is required.", "body.model", number)
-    required, message = ENDPOINTS[endpoint]
-    if body.get(required) is None:
-        yield Problem("invalid_request", message, f"body.{required}", number)
+    for name in ENDPOINTS[endpoint]:
+        if body.get(name) is None:
+            yield Problem("invalid_request", f"{name.capitalize()} parameter is required.", f"body.{name}", number)
     if body.get("stream"):
         yield Problem("streaming_unsupported", "Chat Completions: Streaming is not supported in the Batch API.", "body.stream", number)
 
@@ -126,10 +168,6 @@ def _storable(custom_id: object) -> TypeGuard[str]:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
         return False
     return not any("\ud800" <= char <= "\udfff" for char in custom_id)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def answer(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +181,8 @@ def answer(row: Mapping[str, Any]) -> dict[str, Any]:
             "body": json.loads(row["body"]),
         }
     error = None if row["error_code"] is None else {"code": row["error_code"], "message": row["error_message"]}
-    return {"id": f"batch_req_{number}", "custom_id": row["custom_id"], "response": response, "error": error}
+    # A line that validation let through may have no id that could be kept.
+    return {"id": f"batch_req_{number}", "custom_id": row["custom_id"] or None, "response": response, "error": error}
 
 
 def dump(row: Mapping[str, Any]) -> bytes:

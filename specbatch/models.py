@@ -41,6 +41,10 @@ jobs = Table(
     Column("named_task", String(16)),
     Column("named_mode", String(16)),
     Column("run_key", String(64), index=True),  # of the `specbatch run` that still owes its user the output
+    Column("on_invalid", String(8), nullable=False, server_default="fail"),
+    Column("idempotency_key", String(255)),
+    Column("idempotency_digest", String(64)),  # of the parameters that came with the key
+    Column("webhook_url", Text),
     Column("metadata", JSON),
     Column("errors", JSON),
     Column("created_at", Double, nullable=False),
@@ -71,6 +75,7 @@ jobs = Table(
     Column("lease_until", Double, nullable=False, server_default="0"),
     Index(None, "status"),
     Index(None, "created_at", "id"),
+    Index(None, "idempotency_key", unique=True),
 )
 
 shards = Table(
@@ -148,6 +153,20 @@ measurements = Table(
     Column("steps_by_accepted", JSON(none_as_null=True)),  # how many steps accepted 0, 1, 2, ... drafted tokens
     Column("measured_at", Double, nullable=False),
     Index(None, "model", "mode", "task", "measured_at"),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("job_id", String(64), nullable=False),
+    Column("type", String(32), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("due_at", Double, index=True),  # of the next attempt; null once delivered, or given up
+    Column("delivered_at", Double),
+    Column("failure", Text),  # of the last attempt
 )
 
 workers = Table(

@@ -156,7 +156,7 @@ class ResultObject(BaseModel):
 
     sequence: int
     id: str
-    custom_id: str
+    custom_id: str | None
     outcome: Outcome
     response: dict[str, Any] | None
     error: dict[str, Any] | None

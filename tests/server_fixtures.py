@@ -56,6 +56,10 @@ def refused(response: Any, status: int, code: str | None, param: str | None) -> 
     return str(error["message"])
 
 
+def file_lines(api: TestClient, file_id: str) -> list[dict[str, Any]]:
+    return [json.loads(each) for each in api.get(f"/v1/files/{file_id}/content").content.split(b"\n") if each]
+
+
 class Desk:
     """Validates, works and finalizes when told to: a test sees every state between."""
 
@@ -65,6 +69,14 @@ class Desk:
     def validate(self) -> None:
         while ingest.ingest_next(self._ctx, "desk"):
             pass
+
+    def validate_without_end(self, batch_id: str) -> None:
+        """As a reconciler that dies between its last line and its conclusion."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ingest, "_conclude", lambda *_: None)
+            ingest.ingest_next(self._ctx, "dead")
+        with self._ctx.database.write() as tx:
+            tx.execute(sa.update(tables.jobs).where(tables.jobs.c.id == batch_id).values(lease_until=0.0))
 
     def work(self, batch_id: str, answer: Answer = succeed, shard_no: int = 0) -> None:
         with self._ctx.database.read() as tx:

@@ -26,10 +26,15 @@ NDJSON = "application/x-ndjson"
 FOLLOW_ROWS = 200
 FOLLOW_SECONDS = 0.5
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(min_length=1, max_length=255, pattern=r"^[\x20-\x7e]+$", description="A second request with it answers the same batch."),
+]
+
 
 @router.post("")
-def create_batch(ctx: Ctx, new: CreateBatch) -> BatchObject:
-    return batches.submit(ctx, new)
+def create_batch(ctx: Ctx, new: CreateBatch, idempotency_key: IdempotencyKey = None) -> BatchObject:
+    return batches.submit(ctx, new, idempotency_key=idempotency_key)
 
 
 @router.get("")

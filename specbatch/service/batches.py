@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import IntegrityError
 
 from specbatch.context import Context
 from specbatch.domain import TERMINAL, JobStatus, Mode, Outcome, TaskType
@@ -24,7 +26,7 @@ class OutputExpiry(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """What a user submits. `mode` is ours; a task type is named under metadata.task."""
+    """What a user submits. From `mode` on it is ours; a task type is named under metadata.task."""
 
     input_file_id: str
     endpoint: str
@@ -32,13 +34,40 @@ class NewBatch(BaseModel):
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
     mode: Mode | None = None
+    on_invalid: Literal["fail", "skip"] = Field("fail", description="skip: a bad line becomes an error line, and the others run.")
 
 
-def submit(ctx: Context, new: NewBatch, run_key: str | None = None) -> BatchObject:
+def submit(ctx: Context, new: NewBatch, run_key: str | None = None, idempotency_key: str | None = None) -> BatchObject:
     """Accept a batch; its lines are validated afterwards. Raises InvalidRequest naming the parameter.
 
-    `run_key` lets the command that submitted it find it again after an interruption, until `delivered`.
+    `run_key` lets the command that submitted it find it again after an interruption, until `delivered`. A second submission under an
+    `idempotency_key` answers the first one's batch; under the same key with other parameters it raises Conflict.
     """
+    if idempotency_key is None:
+        return _submit(ctx, new, run_key, None)
+    digest = hashlib.sha256(new.model_dump_json().encode()).hexdigest()
+    earlier = _submitted(ctx, idempotency_key, digest)
+    try:
+        return earlier or _submit(ctx, new, run_key, (idempotency_key, digest))
+    except IntegrityError:  # another submission took the key meanwhile
+        earlier = _submitted(ctx, idempotency_key, digest)
+        if earlier is None:
+            raise
+        return earlier
+
+
+def _submitted(ctx: Context, key: str, digest: str) -> BatchObject | None:
+    with ctx.database.read() as tx:
+        job = jobs.by_idempotency_key(tx, key)
+    if job is not None and job["idempotency_digest"] != digest:
+        raise Conflict(
+            f"The idempotency key {key!r} was used for batch '{job['id']}' with other parameters: use a new key for a new batch.",
+            code="idempotency_key_reused",
+        )
+    return None if job is None else BatchObject.of(job)
+
+
+def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple[str, str] | None) -> BatchObject:
     if new.endpoint not in ENDPOINTS:
         raise InvalidRequest(
             f"Invalid endpoint {new.endpoint!r}: use one of {', '.join(ENDPOINTS)}.", code="invalid_value", param="endpoint"
@@ -64,6 +93,8 @@ def submit(ctx: Context, new: NewBatch, run_key: str | None = None) -> BatchObje
             output_expires_seconds=new.output_expires_after.seconds if new.output_expires_after else None,
             task=_named_task(new.metadata or {}),
             mode=new.mode,
+            on_invalid=new.on_invalid,
+            idempotency=idempotency,
             run_key=run_key,
         )
     return BatchObject.of(job)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
 
 from specbatch.context import Context
-from specbatch.domain import Decision, Mode, TaskType
+from specbatch.domain import Decision, Mode, Outcome, RowResult, TaskType
 from specbatch.lines import Problem, Request, parse, read
 from specbatch.service import files as stored
 from specbatch.service import offers
 from specbatch.service.decider import Decider
 from specbatch.service.leases import kept
-from specbatch.store import files, jobs, rows, shards
+from specbatch.store import files, jobs, results, rows, shards
 
+T = TypeVar("T")
 CHUNK_ROWS = 500
 SHARD_BYTES = 8 * 1024**2
+MOST_PROBLEMS = 100_000  # listed of one batch: they are held in memory, and in one column
 
 
 def ingest_next(ctx: Context, owner: str) -> bool:
@@ -30,18 +35,27 @@ def ingest_next(ctx: Context, owner: str) -> bool:
         known = files.get(tx, job["input_file_id"]) is not None
         models = offers.models(ctx, tx)
     path = stored.path(ctx, job["input_file_id"])
-    if not known or not path.exists():
-        _fail(ctx, job, [Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
-        return True
     reading = _Reading(ctx, job, models)
+    if not known or not path.exists():
+        reading.note([Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
+        _fail(ctx, job, reading)
+        return True
     with kept(ctx, job):
         for chunk in _chunks(reading.requests(read(path, ctx.settings.max_line_bytes))):
             with ctx.database.write() as tx:
                 if not jobs.renew(tx, job, ctx.settings.lease_seconds):
                     return True
-                rows.add(tx, chunk)
+                rows.add(tx, [row for row, _ in chunk])
+                reading.settled += _settle(tx, job, reading.settled, [result for _, result in chunk if result is not None])
         _conclude(ctx, job, reading)
     return True
+
+
+def _settle(tx: sa.Connection, job: jobs.Job, before: int, ended: list[RowResult]) -> int:
+    """Rows that end in validation. They are counted into the job when its rows are complete."""
+    if ended:
+        results.add(tx, job["id"], 0, before, ended)
+    return len(ended)
 
 
 class _Reading:
@@ -52,23 +66,38 @@ class _Reading:
         self._decide: Decider | None = None
         self._open: dict[tuple[Mode, TaskType], tuple[int, int, int]] = {}  # its open shard, the rows and the bytes in it
         self._shards = 0
+        self.lenient = job["on_invalid"] == "skip"
         self.model_name = ""
         self.problems: list[Problem] = []
+        self.unlisted = 0
         self.count = 0
+        self.settled = 0  # rows that ended here
 
-    def requests(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
+    def requests(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[dict[str, Any], RowResult | None]]:
+        """A row for each line that has a place in the batch, and how it ended where it has ended already."""
         for number, line in lines:
             self.count += 1
-            request, problems = parse(line, number, self._job["endpoint"], self._settings.max_line_bytes)
-            self.problems += problems
-            if self.count == self._settings.max_batch_rows + 1:
-                self.problems.append(
+            if self.count > self._settings.max_batch_rows:
+                self.problems = [
                     Problem("too_many_requests", f"The batch has more than {self._settings.max_batch_rows} requests: split it.")
-                )
+                ]
                 return
+            request, problems = parse(line, number, self._job["endpoint"], self._settings.max_line_bytes)
             if request is not None:
-                self.problems += self._model_problems(request, number)
-                yield from self._row(request, number)
+                problems += self._model_problems(request, number)
+            if problems and self.lenient:
+                yield self._refused(request.custom_id if request else "", number), refusal(number - 1, problems)
+                continue
+            self.note(problems)
+            if request is not None:
+                yield self._row(request, number)
+
+    def note(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            if len(self.problems) < MOST_PROBLEMS:
+                self.problems.append(problem)
+            else:
+                self.unlisted += 1
 
     def _model_problems(self, request: Request, number: int) -> Iterator[Problem]:
         if not request.model:
@@ -82,16 +111,14 @@ class _Reading:
             yield Problem("mismatched_model", message, "body.model", number)
         self.model_name = self.model_name or (request.model if request.model in self._models else "")
 
-    def _row(self, request: Request, number: int) -> Iterator[dict[str, Any]]:
-        try:
-            body = json.dumps(request.body, allow_nan=False, separators=(",", ":"))
-        except ValueError:
-            self.problems.append(
-                Problem("invalid_json_line", "A number in this line is too large for JSON (it reads as infinity).", "body", number)
-            )
-            return
+    def _row(self, request: Request, number: int) -> tuple[dict[str, Any], RowResult | None]:
+        body = json.dumps(request.body, separators=(",", ":"))
+        if not _is_unicode(request.body, body):
+            error = {"message": LONE_SURROGATE, "type": "invalid_request_error", "param": None, "code": "invalid_unicode"}
+            ended = RowResult(number - 1, Outcome.REFUSED, 400, {"error": error})
+            return self._refused(request.custom_id, number) | {"body": body}, ended
         decision = self._decider(request)(request.body, number - 1)
-        yield {
+        return {
             "job_id": self._job["id"],
             "row_index": number - 1,
             "shard_no": self._shard_for(decision, len(body)),
@@ -100,6 +127,18 @@ class _Reading:
             "task": decision.task,
             "mode": decision.mode,
             "reason": decision.reason,
+        }, None
+
+    def _refused(self, custom_id: str, number: int) -> dict[str, Any]:
+        return {
+            "job_id": self._job["id"],
+            "row_index": number - 1,
+            "shard_no": rows.NO_SHARD,
+            "custom_id": custom_id,
+            "body": "",
+            "task": TaskType.CHAT,
+            "mode": Mode.PLAIN,
+            "reason": "the line was refused in validation",
         }
 
     def _decider(self, request: Request) -> Decider:
@@ -127,39 +166,88 @@ class _Reading:
         return shard_no
 
     @property
-    def model(self) -> str:
-        return self._models[self.model_name]
+    def model(self) -> str | None:
+        """None where no line named one that is served."""
+        return self._models.get(self.model_name)
+
+
+LONE_SURROGATE = "The body holds a lone surrogate (\\ud800 to \\udfff), which is no character: write the text as UTF-8."
+
+
+def _is_unicode(body: Mapping[str, Any], text: str) -> bool:
+    if "\\ud" not in text:  # of an ASCII dump: beyond this, pairs of surrogates are told from lone ones by encoding them
+        return True
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def refusal(row_index: int, problems: list[Problem]) -> RowResult:
+    """The ending of a line that is let through as an error line: the code of its first problem, the words of all."""
+    entries = [problem.entry() for problem in problems]
+    message = f"Line {row_index + 1}: " + " ".join(entry["message"] for entry in entries)
+    return RowResult(row_index, Outcome.REFUSED, error=(entries[0]["code"], message))
 
 
 def _conclude(ctx: Context, job: jobs.Job, reading: _Reading) -> None:
     with ctx.database.read() as tx:
-        for row_index, custom_id, first in rows.duplicates(tx, job["id"]):
-            message = f"The custom_id '{custom_id}' is a duplicate of the request on line {first + 1}."
-            reading.problems.append(Problem("duplicate_custom_id", message, "custom_id", row_index + 1))
+        duplicates = rows.duplicates(tx, job["id"])
+        while some := list(islice(duplicates, CHUNK_ROWS)):
+            repeated = [
+                Problem(
+                    "duplicate_custom_id",
+                    f"The custom_id '{custom_id}' is a duplicate of the request on line {first + 1}.",
+                    "custom_id",
+                    index + 1,
+                )
+                for index, custom_id, first in some
+            ]
+            if not reading.lenient:
+                reading.note(repeated)
+            elif not _let_through(ctx, job, reading, repeated):
+                return
     if reading.count == 0:
         reading.problems.append(Problem("empty_file", "The input file holds no requests."))
     if reading.problems:
-        _fail(ctx, job, sorted(reading.problems, key=lambda problem: problem.line or 0))
+        _fail(ctx, job, reading)
         return
     with ctx.database.write() as tx:
         if jobs.renew(tx, job, 0.0):
-            shards.add_all(tx, job["id"], reading.model)
+            if reading.model is not None:
+                shards.add_all(tx, job["id"], reading.model)
             jobs.validated(tx, job, model=reading.model, rows=reading.count)
+            jobs.add_settled(tx, job["id"], {"settled": reading.settled}, None)
 
 
-def _fail(ctx: Context, job: jobs.Job, problems: list[Problem]) -> None:
+def _let_through(ctx: Context, job: jobs.Job, reading: _Reading, repeated: list[Problem]) -> bool:
+    """End rows whose custom_id an earlier row has. False when a newer attempt validates the job."""
+    with ctx.database.write() as tx:
+        if not jobs.renew(tx, job, ctx.settings.lease_seconds):
+            return False
+        ended = results.unwritten(tx, job["id"], [refusal((problem.line or 0) - 1, [problem]) for problem in repeated])
+        rows.let_through(tx, job["id"], [result.row_index for result in ended])
+        reading.settled += _settle(tx, job, reading.settled, list(ended))
+    return True
+
+
+def _fail(ctx: Context, job: jobs.Job, reading: _Reading) -> None:
+    listed = sorted(reading.problems, key=lambda problem: problem.line or 0)
+    if reading.unlisted:
+        listed.append(Problem("too_many_errors", f"{reading.unlisted} more problems are not listed: correct these first."))
     with ctx.database.write() as tx:
         if jobs.renew(tx, job, 0.0):
             rows.drop(tx, job["id"])
-            jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in problems]})
+            jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in listed]})
 
 
-def _chunks(values: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    chunk: list[dict[str, Any]] = []
+def _chunks(values: Iterable[tuple[dict[str, Any], T]]) -> Iterator[list[tuple[dict[str, Any], T]]]:
+    chunk: list[tuple[dict[str, Any], T]] = []
     size = 0
     for value in values:
         chunk.append(value)
-        size += len(value["body"])
+        size += len(value[0]["body"])
         if len(chunk) >= CHUNK_ROWS or size >= SHARD_BYTES:
             yield chunk
             chunk, size = [], 0

@@ -28,8 +28,12 @@ def add(
     output_expires_seconds: int | None,
     task: TaskType | None,
     mode: Mode | None,
+    on_invalid: str = "fail",
+    idempotency: tuple[str, str] | None = None,
+    webhook_url: str | None = None,
     run_key: str | None = None,
 ) -> Job:
+    """A new job. `idempotency` is its key and the digest of its parameters; a key that another job has raises IntegrityError."""
     values: dict[str, Any] = {
         "id": job_id,
         "endpoint": endpoint,
@@ -41,6 +45,10 @@ def add(
         "output_expires_seconds": output_expires_seconds,
         "named_task": task,
         "named_mode": mode,
+        "on_invalid": on_invalid,
+        "idempotency_key": idempotency[0] if idempotency else None,
+        "idempotency_digest": idempotency[1] if idempotency else None,
+        "webhook_url": webhook_url,
         "run_key": run_key,
         "created_at": now(),
         "expires_at": now() + window_seconds,
@@ -50,6 +58,10 @@ def add(
 
 def get(tx: sa.Connection, job_id: str) -> Job | None:
     return record(tx.execute(sa.select(jobs).where(jobs.c.id == job_id)))
+
+
+def by_idempotency_key(tx: sa.Connection, key: str) -> Job | None:
+    return record(tx.execute(sa.select(jobs).where(jobs.c.idempotency_key == key)))
 
 
 def owing_run(tx: sa.Connection, run_key: str) -> Job | None:
@@ -104,7 +116,7 @@ def renew(tx: sa.Connection, job: Job, seconds: float) -> bool:
     return tx.execute(sa.update(jobs).where(held(job)).values(lease_until=now() + seconds)).rowcount == 1
 
 
-def validated(tx: sa.Connection, job: Job, *, model: str, rows: int) -> None:
+def validated(tx: sa.Connection, job: Job, *, model: str | None, rows: int) -> None:
     """The rows are complete. A job that was cancelled meanwhile stays `cancelling`: its rows are settled as cancelled."""
     tx.execute(sa.update(jobs).where(held(job)).values(validated_at=now(), model=model, rows=rows, owner=None))
     move(tx, job["id"], JobStatus.IN_PROGRESS)

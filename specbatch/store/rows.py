@@ -7,7 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.models import rows, shards
+from specbatch.models import results, rows, shards
+
+NO_SHARD = -1  # of rows that ended in validation
 
 
 def add(tx: sa.Connection, batch: Sequence[Mapping[str, Any]]) -> None:
@@ -16,6 +18,7 @@ def add(tx: sa.Connection, batch: Sequence[Mapping[str, Any]]) -> None:
 
 def drop(tx: sa.Connection, job_id: str) -> None:
     """Forget what an earlier, unfinished validation wrote."""
+    tx.execute(sa.delete(results).where(results.c.job_id == job_id))
     tx.execute(sa.delete(rows).where(rows.c.job_id == job_id))
     tx.execute(sa.delete(shards).where(shards.c.job_id == job_id))
 
@@ -25,7 +28,7 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
     first = sa.func.min(rows.c.row_index)
     repeated = (
         sa.select(rows.c.custom_id, first.label("first"))
-        .where(rows.c.job_id == job_id)
+        .where(rows.c.job_id == job_id, rows.c.custom_id != "")
         .group_by(rows.c.custom_id)
         .having(sa.func.count() > 1)
     )
@@ -39,7 +42,12 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
         yield row.row_index, row.custom_id, row.first
 
 
+def let_through(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> None:
+    """Take rows out of their shards: they ended in validation."""
+    tx.execute(sa.update(rows).where(rows.c.job_id == job_id, rows.c.row_index.in_(indexes)).values(shard_no=NO_SHARD))
+
+
 def decisions(tx: sa.Connection, job_id: str) -> list[tuple[str, str, str, int]]:
     """(task, mode, reason, rows), the largest group first."""
-    query = sa.select(rows.c.task, rows.c.mode, rows.c.reason, sa.func.count()).where(rows.c.job_id == job_id)
+    query = sa.select(rows.c.task, rows.c.mode, rows.c.reason, sa.func.count()).where(rows.c.job_id == job_id, rows.c.shard_no != NO_SHARD)
     return [tuple(row) for row in tx.execute(query.group_by(rows.c.task, rows.c.mode, rows.c.reason).order_by(sa.func.count().desc()))]

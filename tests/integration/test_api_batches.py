@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from specbatch.context import Context
 from specbatch.domain import Outcome, Row, RowResult
 from specbatch.service import upkeep
-from tests.server_fixtures import CHAT, Desk, line, refused, succeed
+from tests.server_fixtures import CHAT, Desk, file_lines, line, refused, succeed
 
 Upload = Callable[..., str]
 Create = Callable[..., dict[str, Any]]
@@ -26,10 +26,6 @@ FIELDS = {
 
 def refuse(row: Row) -> RowResult:
     return RowResult(row.row_index, Outcome.REFUSED, 400, {"error": {"message": "no", "type": "x", "param": None, "code": None}})
-
-
-def file_lines(api: TestClient, file_id: str) -> list[dict[str, Any]]:
-    return [json.loads(each) for each in api.get(f"/v1/files/{file_id}/content").content.split(b"\n") if each]
 
 
 def test_a_new_batch_has_every_field_with_explicit_nulls(upload: Upload, create: Create) -> None:

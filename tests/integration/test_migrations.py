@@ -115,7 +115,7 @@ def test_check_creates_no_file(tmp_path: Path) -> None:
 def test_an_older_database_is_named(migrated: Settings) -> None:
     with transaction(migrated) as connection:
         connection.exec_driver_sql("DELETE FROM alembic_version")
-    with pytest.raises(ServiceUnavailable, match="without specbatch's tables, and this release needs 0001"):
+    with pytest.raises(ServiceUnavailable, match="without specbatch's tables, and this release needs 0002"):
         check_database(migrated)
 
 
