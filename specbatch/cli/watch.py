@@ -12,32 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from specbatch.cli import render
 from specbatch.context import Context
-from specbatch.domain import TERMINAL
-from specbatch.errors import ServiceUnavailable
+from specbatch.following import readings
 from specbatch.service import batches
 from specbatch.wire import BatchObject
 
-POLL_SECONDS = 0.25
-PATIENCE_SECONDS = 60.0  # for a database that is away; nothing is lost meanwhile
 WINDOW_SECONDS = 20.0
 LINE_SECONDS = 15.0  # between lines where there is no terminal
 
 
 def follow(ctx: Context, job_id: str) -> Iterator[BatchObject]:
     """A reading now and then, the last one of the ended batch. Raises NotFound, and ServiceUnavailable when the database stays away."""
-    seen_at = time.monotonic()
-    while True:
-        try:
-            batch = batches.get(ctx, job_id)
-        except ServiceUnavailable:
-            if time.monotonic() - seen_at > PATIENCE_SECONDS:
-                raise
-        else:
-            seen_at = time.monotonic()
-            yield batch
-            if batch.status in TERMINAL:
-                return
-        time.sleep(POLL_SECONDS)
+    return readings(lambda: batches.get(ctx, job_id))
 
 
 class Meter:
