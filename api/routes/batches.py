@@ -18,7 +18,7 @@ from api.schemas import AfterBatch, BatchId, CreateBatch, Listing, ResultPage
 from specbatch.context import Context
 from specbatch.domain import TERMINAL
 from specbatch.errors import ServiceUnavailable
-from specbatch.service import batches
+from specbatch.service import batches, retry
 from specbatch.wire import BatchObject, ResultObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -50,6 +50,12 @@ def retrieve_batch(ctx: Ctx, batch_id: BatchId) -> BatchObject:
 @router.post("/{batch_id}/cancel")
 def cancel_batch(ctx: Ctx, batch_id: BatchId) -> BatchObject:
     return batches.cancel(ctx, batch_id)
+
+
+@router.post("/{batch_id}/retry")
+def retry_batch(ctx: Ctx, batch_id: BatchId) -> BatchObject:
+    """A new batch of the rows that did not succeed. Allowed once the batch has ended."""
+    return retry.retry(ctx, batch_id)
 
 
 @router.get(

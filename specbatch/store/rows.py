@@ -7,6 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from specbatch.database import Database, Record, records
+from specbatch.domain import Outcome
 from specbatch.models import results, rows, shards
 
 NO_SHARD = -1  # of rows that ended in validation
@@ -40,6 +42,25 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
     )
     for row in tx.execute(query):
         yield row.row_index, row.custom_id, row.first
+
+
+def unsuccessful(database: Database, job_id: str, size: int = 500) -> Iterator[Record]:
+    """(row_index, custom_id, body) of each row that ran and did not succeed, in input order: constant memory."""
+    query = (
+        sa.select(rows.c.row_index, rows.c.custom_id, rows.c.body)
+        .join(results, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
+        .where(rows.c.job_id == job_id, rows.c.shard_no != NO_SHARD, results.c.outcome != Outcome.SUCCEEDED)
+        .order_by(rows.c.row_index)
+        .limit(size)
+    )
+    after = -1
+    while True:
+        with database.read() as tx:
+            page = records(tx.execute(query.where(rows.c.row_index > after)))
+        yield from page
+        if len(page) < size:
+            return
+        after = page[-1]["row_index"]
 
 
 def let_through(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> None:

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.server_fixtures import CHAT, Desk, file_lines, line, refused
+from specbatch.domain import Outcome, Row, RowResult
+from tests.server_fixtures import CHAT, Desk, file_lines, line, refused, succeed
 
 Upload = Callable[..., str]
 Create = Callable[..., dict[str, Any]]
+
+
+def fail(row: Row) -> RowResult:
+    return RowResult(row.row_index, Outcome.FAILED, 500, {"error": {"message": "no", "type": "x", "param": None, "code": None}})
 
 
 def test_skip_lets_bad_lines_through_as_error_lines(api: TestClient, desk: Desk, upload: Upload, create: Create) -> None:
@@ -91,6 +96,35 @@ def test_a_lone_surrogate_is_a_400_of_its_row(api: TestClient, desk: Desk, uploa
     (bad,) = file_lines(api, batch["error_file_id"])
     assert (bad["custom_id"], bad["error"], bad["response"]["status_code"]) == ("bad", None, 400)
     assert bad["response"]["body"]["error"]["code"] == "invalid_unicode"
+
+
+def test_retry_takes_the_rows_that_did_not_succeed(api: TestClient, desk: Desk, upload: Upload, create: Create) -> None:
+    lines = [line("good"), line("bad", content="\0é😀"), line("streamed", stream=True), line("worse", max_tokens=3)]
+    batch_id = create(upload(*lines), on_invalid="skip", metadata={"who": "me"})["id"]
+    refused(api.post(f"/v1/batches/{batch_id}/retry"), 409, None, None)
+    desk.validate()
+    desk.work(batch_id, lambda row: succeed(row) if row.custom_id == "good" else fail(row))
+    refused(api.post(f"/v1/batches/{batch_id}/retry"), 409, None, None)
+    desk.finalize()
+    again = api.post(f"/v1/batches/{batch_id}/retry").json()
+    assert (again["status"], again["metadata"]) == ("validating", {"who": "me", "retry_of": batch_id})
+    assert file_lines(api, again["input_file_id"]) == [lines[1], lines[3]]
+    desk.validate()
+    desk.work(again["id"])
+    desk.finalize()
+    assert api.get(f"/v1/batches/{again['id']}").json()["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+    assert "nothing to retry" in refused(api.post(f"/v1/batches/{again['id']}/retry"), 409, None, None)
+    refused(api.post("/v1/batches/batch_none/retry"), 404, None, "id")
+
+
+def test_retry_of_a_cancelled_batch_takes_what_was_not_run(api: TestClient, desk: Desk, upload: Upload, create: Create) -> None:
+    batch_id = create(upload(line("a"), line("b")), output_expires_after={"anchor": "created_at", "seconds": 3600})["id"]
+    desk.validate()
+    api.post(f"/v1/batches/{batch_id}/cancel")
+    desk.close()
+    desk.finalize()
+    again = api.post(f"/v1/batches/{batch_id}/retry").json()
+    assert [each["custom_id"] for each in file_lines(api, again["input_file_id"])] == ["a", "b"]
 
 
 def test_an_idempotency_key_makes_one_batch(api: TestClient, upload: Upload) -> None:
