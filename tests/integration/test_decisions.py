@@ -56,9 +56,7 @@ def reasons(ctx: Context, job_id: str) -> str:
 
 
 def worker(ctx: Context, *offered: Mode, withheld: Mapping[Mode, str] | None = None, worker_id: str = "w") -> None:
-    shards.alive(
-        ctx, worker_id, model="builtin:smollm2-135m", names=["default"], modes=offered, withheld=withheld or {}, mode=offered[0]
-    )
+    shards.alive(ctx, worker_id, model="builtin:smollm2-135m", names=["default"], modes=offered, withheld=withheld or {}, mode=offered[0])
 
 
 def measured(ctx: Context, mode: Mode, task: TaskType, *, accepted: int, rows: int = 64, tpot: float = 0.01, load: int = 4) -> None:

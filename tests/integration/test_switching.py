@@ -1,0 +1,93 @@
+"""A worker that changes modes leaves nothing behind: no process, no thread, no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specbatch.context import opened
+from specbatch.domain import TERMINAL, Mode
+from specbatch.following import readings
+from specbatch.processes import Crew
+from specbatch.service import batches, files
+from specbatch.settings import Settings
+from tests.engine_fixtures import engine_children
+from tests.server_fixtures import CHAT, jsonl, line
+from worker.host import EngineHost
+
+GROWTH_BYTES = 64 * 1024**2  # of this process: what an allocator keeps, not an engine
+ASK = {"model": "default", "messages": [{"role": "user", "content": "Say a word."}], "max_tokens": 4, "temperature": 0}
+
+
+@contextmanager
+def hosted(settings: Settings, first: Mode) -> Iterator[EngineHost]:
+    host = EngineHost(settings, first)
+    try:
+        host.start()
+        yield host
+    finally:
+        host.stop()
+
+
+def answered(host: EngineHost) -> bool:
+    reply = asyncio.run_coroutine_threadsafe(host.answer("row", CHAT, dict(ASK)), host.loop).result(100)
+    return reply.status_code == 200
+
+
+def switch_often(settings: Settings, modes: list[Mode], times: int, children: Callable[[], int]) -> None:
+    with hosted(settings, modes[0]) as host:
+        assert answered(host)
+        seen = [(children(), threading.active_count())]
+        resident = psutil.Process().memory_info().rss
+        for mode in itertools.islice(itertools.cycle(modes[1:] + modes[:1]), times):
+            host.switch(mode)
+            assert host.mode is mode
+            assert answered(host)
+            seen.append((children(), threading.active_count()))
+        assert max(seen)[0] <= seen[0][0] + 1, seen  # a mode may need one process more than another
+        assert max(threads for _, threads in seen[1:]) <= seen[1][1] + 2, seen
+        assert psutil.Process().memory_info().rss - resident < GROWTH_BYTES
+    assert children() == 0
+
+
+def test_twenty_switches_of_scripted_engines(settings: Settings) -> None:
+    switch_often(settings, [Mode.NGRAM, Mode.PLAIN], 20, lambda: len(engine_children()))
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
+    """Twenty of them are in benchmarks/switching.py: an engine takes some ten seconds to start on two cores."""
+    settings = Settings(
+        data_dir=tmp_path, model=str(tiny_llama), draft=str(tiny_llama), dtype="float32", cpu_kv_cache_gib=0.25, max_num_seqs=4
+    )
+    switch_often(settings, [Mode.NGRAM, Mode.DRAFT_MODEL, Mode.PLAIN], 3, lambda: len(engine_children()))
+
+
+def test_one_worker_serves_the_rows_of_two_modes_and_fixed_workers_share_its_queues(settings: Settings, redis_url: str) -> None:
+    """Batches in either mode, through processes: one worker that switches, and one that does not."""
+    shared = settings.model_copy(update={"scripted_delay_ms": 5.0, "shard_rows": 8})
+    with opened(shared) as ctx, Crew(shared, redis_url, print) as crew:
+        crew.start("reconciler", "worker.reconciler")
+        crew.start("switching", "worker", SPECBATCH_MODES="ngram,plain")
+        crew.start("fixed", "worker", SPECBATCH_MODES="plain")
+        file = files.upload(ctx, "in.jsonl", "batch", [jsonl(*(line(f"r{index}") for index in range(40)))])
+        asked = [
+            batches.submit(ctx, batches.NewBatch(input_file_id=file.id, endpoint=CHAT, mode=mode)).id
+            for mode in (Mode.NGRAM, Mode.PLAIN, Mode.NGRAM, Mode.PLAIN)
+        ]
+        for job_id in asked:
+            *_, last = readings(partial(batches.get, ctx, job_id))
+            assert last.status in TERMINAL
+            assert (last.request_counts.completed, last.request_counts.failed) == (40, 0)
+            rows = batches.outcomes(ctx, job_id)
+            assert sorted(row["row_index"] for row in rows) == list(range(40))
+            assert {row["mode"] for row in rows} == {batches.decisions(ctx, job_id)[0][1]}
