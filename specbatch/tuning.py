@@ -31,15 +31,36 @@ DEFAULT_K = {Mode.NGRAM: 4, Mode.DRAFT_MODEL: 5, Mode.EAGLE: 5, Mode.EAGLE3: 5} 
 LARGEST_BATCH = 65_536  # a schedule's end; vLLM cuts it at max_num_seqs
 
 
+LOADS = (1, 4, 16, 64, 256)  # requests at once that `tune` measures
+BULK = 1024  # requests handed over together, none replaced: the engine holds back what is beyond its max_num_seqs
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One measurement: the tokens a second that an engine generated with `load` requests at once, drafting K tokens a step (plain: 0)."""
+    """One measurement: the tokens a second that an engine generated with `load` requests at once, drafting K tokens a step (plain: 0).
+
+    Latencies are medians. A step is one pass of the target; `tokens_per_step` counts those of all requests. Memory is the engine's peak.
+    """
 
     mode: Mode
     task: TaskType
     load: int
     k: int
     tokens_per_second: float
+    requests: int = 0
+    seconds: float = 0.0
+    ttft_seconds: float | None = None
+    tpot_seconds: float | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    step_seconds: float | None = None
+    tokens_per_step: float | None = None
+    start_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
 @dataclass(frozen=True)
