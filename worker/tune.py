@@ -74,9 +74,9 @@ async def run(trial: Trial, settings: Settings, tell: Tell, make: Build = build)
 
 async def _warm_up(engine: Engine) -> None:
     """What is compiled or allocated on first use belongs to no point."""
-    for load in (WARM_REQUESTS, 1):
-        bodies = workload.requests(TaskType.CHAT, WARM_START * load, max_tokens=WARM_TOKENS)
-        await _Loop(engine, bodies, load, endless=False).run(warm=0, requests=load, seconds=WARM_SECONDS)
+    for at_once in (WARM_REQUESTS, 1):
+        bodies = workload.requests(TaskType.CHAT, WARM_START * at_once, max_tokens=WARM_TOKENS)
+        await _Loop(engine, bodies, at_once, endless=False).run(warm=0, requests=at_once, seconds=WARM_SECONDS)
 
 
 async def measure(engine: Engine, trial: Trial, point: Point, start_seconds: float = 0.0) -> Speed:
