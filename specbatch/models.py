@@ -169,6 +169,32 @@ webhooks = Table(
     Column("failure", Text),  # of the last attempt
 )
 
+# What `tune` measured. `draft` is the draft model or head of the modes that have one, else empty.
+speeds = Table(
+    "speeds",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("draft", Text, primary_key=True),
+    Column("device", Text, primary_key=True),
+    Column("vllm", String(64), primary_key=True),
+    Column("mode", String(16), primary_key=True),
+    Column("task", String(16), primary_key=True),
+    Column("load", Integer, primary_key=True, autoincrement=False),
+    Column("k", Integer, primary_key=True, autoincrement=False),
+    Column("tokens_per_second", Double, nullable=False),
+    Column("requests", Integer, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("ttft_seconds", Double),
+    Column("tpot_seconds", Double),
+    Column("drafted_tokens", BigInteger, nullable=False),
+    Column("accepted_tokens", BigInteger, nullable=False),
+    Column("step_seconds", Double),
+    Column("tokens_per_step", Double),
+    Column("start_seconds", Double),
+    Column("peak_memory_bytes", BigInteger),
+    Column("measured_at", Double, nullable=False),
+)
+
 workers = Table(
     "workers",
     metadata,
