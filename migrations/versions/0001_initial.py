@@ -132,6 +132,31 @@ def upgrade() -> None:
     op.create_index(op.f("ix_rows_job_id_shard_no_row_index"), "rows", ["job_id", "shard_no", "row_index"])
 
     op.create_table(
+        "speeds",
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("draft", sa.Text(), nullable=False),
+        sa.Column("device", sa.Text(), nullable=False),
+        sa.Column("vllm", sa.String(length=64), nullable=False),
+        sa.Column("mode", sa.String(length=16), nullable=False),
+        sa.Column("task", sa.String(length=16), nullable=False),
+        sa.Column("load", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("k", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("tokens_per_second", sa.Double(), nullable=False),
+        sa.Column("requests", sa.Integer(), nullable=False),
+        sa.Column("seconds", sa.Double(), nullable=False),
+        sa.Column("ttft_seconds", sa.Double(), nullable=True),
+        sa.Column("tpot_seconds", sa.Double(), nullable=True),
+        sa.Column("drafted_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("accepted_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("step_seconds", sa.Double(), nullable=True),
+        sa.Column("tokens_per_step", sa.Double(), nullable=True),
+        sa.Column("start_seconds", sa.Double(), nullable=True),
+        sa.Column("peak_memory_bytes", sa.BigInteger(), nullable=True),
+        sa.Column("measured_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("model", "draft", "device", "vllm", "mode", "task", "load", "k", name=op.f("pk_speeds")),
+    )
+
+    op.create_table(
         "workers",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
@@ -170,6 +195,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("shards")
     op.drop_table("workers")
+    op.drop_table("speeds")
     op.drop_table("rows")
     op.drop_table("results")
     op.drop_table("measurements")
