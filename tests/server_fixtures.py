@@ -24,6 +24,7 @@ from specbatch.service import finalize, ingest, shards, upkeep
 from specbatch.settings import Settings
 
 DEADLINE_SECONDS = 60.0
+MOST_ROWS = 500  # of a batch on the server of the tests
 CHAT: Final = "/v1/chat/completions"
 Answer = Callable[[Row], RowResult]
 
@@ -192,6 +193,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         engine="scripted",
         modes=(Mode.PLAIN,),
         sweep_seconds=0.2,
+        max_batch_rows=MOST_ROWS,
         stop_seconds=1.0,
         lease_seconds=3.0,
     )
