@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specbatch.cli import database, doctor, insight, jobs, run, serve
+from specbatch.cli import database, doctor, generate, insight, jobs, run, serve
 from specbatch.cli.flags import SHARED, flag
 
 app = typer.Typer(
@@ -44,7 +44,18 @@ _settings_before_the_command.__signature__ = inspect.Signature(_parameters)  # t
 _settings_before_the_command.__annotations__ = {each.name: each.annotation for each in _parameters}
 app.callback()(_settings_before_the_command)
 
-for command in (run.run, serve.up, jobs.submit, jobs.status, jobs.results, jobs.cancel, jobs.jobs, insight.plan, insight.stats):
+for command in (
+    run.run,
+    generate.generate,
+    serve.up,
+    jobs.submit,
+    jobs.status,
+    jobs.results,
+    jobs.cancel,
+    jobs.jobs,
+    insight.plan,
+    insight.stats,
+):
     app.command()(command)
 for command in (serve.worker, serve.reconciler, serve.api):
     app.command(rich_help_panel="Parts of a deployment")(command)

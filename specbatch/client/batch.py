@@ -50,7 +50,7 @@ class Batch:
         `progress` shows a bar or a line now and then on stderr, or is called with each reading and what is waited for. Raises
         EngineStartError or ServiceUnavailable when a process that was started for it cannot go on.
         """
-        with _shown() if progress is True else nullcontext(progress or _silent) as show:
+        with shown() if progress is True else nullcontext(progress or silent) as show:
             for state in readings(lambda: self._transport.get(self.id)):
                 self.state = state
                 show(state, self._transport.attend(state))
@@ -66,7 +66,7 @@ class Batch:
 
     def pages(self, after: int = 0, progress: Progress | None = None) -> Iterator[list[ResultObject]]:
         """The same, as many at a time as there are; never an empty page."""
-        show = progress or _silent
+        show = progress or silent
         seen_at = time.monotonic()
         while True:
             try:
@@ -89,10 +89,12 @@ class Batch:
                 time.sleep(POLL_SECONDS)
 
 
-def _silent(state: BatchObject, note: str) -> None: ...
+def silent(state: BatchObject, note: str) -> None: ...
 
 
-class _shown:
+class shown:
+    """A bar or lines on stderr while it is open."""
+
     def __enter__(self) -> Progress:
         from specbatch.cli.watch import display  # a program that shows nothing need not load what draws it
 

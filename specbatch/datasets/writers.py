@@ -117,9 +117,11 @@ class Jsonl:
         return self._file.tell()
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Safe to call twice."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
 
 class Parquet:

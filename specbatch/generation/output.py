@@ -1,0 +1,129 @@
+"""The end of a run: answers are joined to their rows, in the input's order, and what cannot be a row of the output is kept aside."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from specbatch.datasets.dataset import Dataset, Values, infer_schema
+from specbatch.datasets.writers import Destination, Jsonl, Writer
+from specbatch.errors import InvalidRequest
+from specbatch.generation.recipe import SAMPLE, Recipe, Step
+from specbatch.generation.rows import Selection, Unit, selected
+from specbatch.generation.spool import Answer, Spool
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows of the output, and rows kept aside; tokens of both."""
+
+    rows: int = 0
+    aside: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why a row cannot be in the output, and what the model said, where it said something."""
+
+    step: str
+    reason: str
+    text: str | None
+
+
+def schema_of(dataset: Dataset, recipe: Recipe, destination: Destination) -> pa.Schema | None:
+    """The types of a Parquet output; None for JSONL. Raises InvalidRequest for columns without one type, or unknown ones.
+
+    An untyped dataset is read once for it, so that what could not be written is known before anything is generated.
+    """
+    if not destination.is_parquet:
+        return None
+    found = infer_schema(dataset, recipe.keep)
+    if recipe.keep is not None:
+        absent = [name for name in recipe.keep if name not in found.names]
+        if absent:
+            raise InvalidRequest(f"{dataset.name}: --keep: there is no column {absent[0]!r} (its columns: {', '.join(found.names)})")
+        found = pa.schema([found.field(name) for name in recipe.keep])
+    return pa.schema([*found, *recipe.added_fields()])
+
+
+def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destination, schema: pa.Schema | None) -> Tally:
+    """Put the output, and the file of what is kept aside, in place. In constant memory: a chunk of rows and its answers at a time."""
+    tally = Tally()
+    invalid = destination.invalid.with_name(f".{destination.invalid.name}.{secrets.token_hex(4)}.part")
+    aside = Jsonl(invalid)
+    try:
+        with Writer(destination, schema) as writer:
+            for selection in selected(dataset, recipe):
+                rows, indices, rejected = _joined(selection, recipe, spool, tally)
+                aside.write(rejected)
+                if rows:
+                    table = selection.table
+                    writer.write(rows, None if table is None or schema is None else table.take(indices))
+            aside.close()
+            if tally.aside:
+                invalid.replace(destination.invalid)
+            else:
+                destination.invalid.unlink(missing_ok=True)  # of an earlier run: it would belie this one
+    finally:
+        aside.close()
+        invalid.unlink(missing_ok=True)
+    return tally
+
+
+def _joined(selection: Selection, recipe: Recipe, spool: Spool, tally: Tally) -> tuple[list[Values], list[int], list[Values]]:
+    """(rows of the output, the places of their input in the chunk, records of what is kept aside)."""
+    first, last = selection.units[0].position, selection.units[-1].position
+    answers = [spool.between(step_no, first, last) for step_no in range(len(recipe.steps))]
+    rows: list[Values] = []
+    indices: list[int] = []
+    rejected: list[Values] = []
+    for unit, index in zip(selection.units, selection.indices, strict=True):
+        kept = {name: value for name, value in unit.values.items() if recipe.keep is None or name in recipe.keep or name in recipe.columns}
+        outcome = _outcome(unit, recipe, [each.get(unit.position) for each in answers], tally)
+        if isinstance(outcome, Rejected):
+            tally.aside += 1
+            why = {"row": unit.row_index + 1, SAMPLE: unit.sample, "step": outcome.step, "reason": outcome.reason, "text": outcome.text}
+            rejected.append(why | {"input": kept})
+        else:
+            tally.rows += 1
+            rows.append(kept | outcome)
+            indices.append(index)
+    return rows, indices, rejected
+
+
+def _outcome(unit: Unit, recipe: Recipe, answers: Sequence[Answer | None], tally: Tally) -> Values | Rejected:
+    """The columns that a unit's answers become."""
+    values: Values = {SAMPLE: unit.sample} if recipe.samples > 1 else {}
+    for step_no, (step, answer) in enumerate(zip(recipe.steps, answers, strict=True)):
+        if answer is None:
+            raise RuntimeError(f"{unit.place}: step {step.name} has no answer, although its batches have ended")
+        for name in ("prompt_tokens", "cached_tokens", "generated_tokens"):
+            setattr(tally, name, getattr(tally, name) + (getattr(answer, name) or 0))
+        if answer.text is None:
+            return Rejected(step.name, answer.reason or "no text", None)
+        parsed, why = _parsed(step, answer.text)
+        if why is not None:
+            cut = ", and it was cut at max_tokens" if answer.finish_reason == "length" else ""
+            return Rejected(step.name, f"{why}{cut}", answer.text)
+        values |= parsed
+        facts: Mapping[str, Any] = {"seed": recipe.row_seed(unit.row_index, unit.sample, step_no)}
+        values |= {
+            each.name: facts.get(name := each.name.removeprefix(step.prefix), getattr(answer, name, None)) for each in step.fact_fields()
+        }
+    return values
+
+
+def _parsed(step: Step, text: str) -> tuple[Values, str | None]:
+    if step.schema is None:
+        return {step.name: text}, None
+    value, why = step.schema.parse(text)
+    if why is not None:
+        return {}, why
+    return ({f"{step.prefix}{name}": each for name, each in value.items()} if step.schema.is_object else {step.name: value}), None
