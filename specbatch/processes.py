@@ -150,6 +150,8 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is KeyboardInterrupt:
+            self._say("stopping: requests in flight may finish (Ctrl-C again ends at once)")
         self.stop()
 
     def __contains__(self, name: str) -> bool:

@@ -16,9 +16,9 @@ from specbatch.service.reports import Quantiles, Report
 from specbatch.wire import BatchObject
 
 MOST_PROBLEMS = 20  # shown; --json has them all
-PIPED_COLUMNS = 200  # a file has no width to fit into
+PIPED_COLUMNS = 1000  # a file has no width to fit into
 
-messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+messages = Console(stderr=True, highlight=False, markup=False, soft_wrap=True, width=None if sys.stderr.isatty() else PIPED_COLUMNS)
 tables = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 

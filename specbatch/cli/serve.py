@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -27,20 +28,22 @@ def up(call: Call) -> None:
         raise ServiceUnavailable(
             f"cannot listen on {settings.host}:{settings.port}: {why}. Stop what uses it, or set SPECBATCH_PORT (--port)", code="port_taken"
         )
-    with services.redis(settings) as redis_url, signals_interrupt(), Crew(settings, redis_url, render.say) as crew:
-        try:
-            crew.start("api", "api")
-            crew.start("reconciler", "worker.reconciler")
-            crew.start("worker", "worker")
-            if call.json:
-                render.document({"api": address, "redis_url": redis_url, "model": model, "modes": modes})
-            render.say(f"{address} serves {model} in {', '.join(modes)}; Ctrl-C stops everything")
-            render.say(f"logs in {settings.home / 'logs'}")
-            while True:
-                crew.check()
-                time.sleep(LOOK_SECONDS)
-        except KeyboardInterrupt:
-            render.say("stopping: requests in flight may finish (Ctrl-C again ends at once)")
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        services.redis(settings) as redis_url,
+        signals_interrupt(),
+        Crew(settings, redis_url, render.say) as crew,
+    ):
+        crew.start("api", "api")
+        crew.start("reconciler", "worker.reconciler")
+        crew.start("worker", "worker")
+        if call.json:
+            render.document({"api": address, "redis_url": redis_url, "model": model, "modes": modes})
+        render.say(f"{address} serves {model} in {', '.join(modes)}; Ctrl-C stops everything")
+        render.say(f"logs in {settings.home / 'logs'}")
+        while True:
+            crew.check()
+            time.sleep(LOOK_SECONDS)
 
 
 @configured(ENGINE, WORK)
