@@ -27,7 +27,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from specbatch import policy, workload
+from specbatch import costs, policy, workload
 from specbatch.domain import Mode, TaskType
 from specbatch.errors import SpecbatchError
 from specbatch.settings import load
@@ -163,9 +163,11 @@ def bulk(arguments: argparse.Namespace) -> None:
 def bulk_generate(arguments: argparse.Namespace) -> None:
     from vllm import LLM, SamplingParams
 
-    graphs = {"compilation_config": {"cudagraph_capture_sizes": list(CAPTURED)}} if arguments.graphs else {"enforce_eager": True}
+    of_the_device: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": list(CAPTURED)}, "gpu_memory_utilization": 0.85}
+    if not arguments.graphs:
+        of_the_device = {"enforce_eager": True, "kv_cache_memory_bytes": 1024**3}
     began = time.monotonic()
-    llm = LLM(model=arguments.model, dtype=arguments.dtype, max_model_len=2048, max_num_seqs=256, gpu_memory_utilization=0.85, **graphs)
+    llm = LLM(model=arguments.model, dtype=arguments.dtype, max_model_len=2048, max_num_seqs=256, **of_the_device)
     started = time.monotonic() - began
     rows = bodies(arguments.rows, arguments.tokens)
     parameters = SamplingParams(temperature=0, max_tokens=arguments.tokens)
@@ -234,10 +236,11 @@ def report(arguments: argparse.Namespace) -> None:
     found = {result["name"]: result for result in (json.loads(file.read_text()) for file in files if file.name.startswith("modes-"))}
     speeds = {name: TypeAdapter(list[Speed]).validate_python(result["speeds"]) for name, result in found.items()}
     names = [name for name in TRIALS if speeds.get(name)]
-    table = TuningTable(tuple(speed for name in names if name in TABLED for speed in speeds[name] if speed.load in LOADS))
+    table = TuningTable(costs.fill([speed for name in names if name in TABLED for speed in speeds[name] if speed.load in LOADS]))
     by_point = {(name, speed.task, speed.load): speed for name in names for speed in speeds[name]}
-    print(f"| task | load | {' | '.join(names)} | auto | of plain | of the best |")
-    print(f"|---|---|{'---|' * (len(names) + 3)}")
+    if names:
+        print(f"| task | load | {' | '.join(names)} | auto | of plain | of the best |")
+        print(f"|---|---|{'---|' * (len(names) + 3)}")
     for task, at in itertools.product(TASKS, sorted((*LOADS, *BETWEEN))):
         here = {name: by_point[name, task, at] for name in names if (name, task, at) in by_point}
         if "plain" in here:

