@@ -53,8 +53,9 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
         terminate = stop
 
         def _give_signs(self) -> None:
-            while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **self._facts()) else 1.0):
+            while not self._left.wait(ALIVE_SECONDS if self._told(service.alive, **self._facts()) and host.ready else 1.0):
                 host.check()
+            self._told(service.alive, **self._facts() | {"mode": None})  # its names are still remembered, its engine is gone
 
         def _facts(self) -> dict[str, Any]:
             return {

@@ -11,7 +11,7 @@ from specbatch.errors import NotFound
 from specbatch.store import jobs, report, workers
 from specbatch.wire import BatchObject
 
-ALIVE_SECONDS = 20.0  # a worker gives a sign every 5 s
+ALIVE_SECONDS = 12.0  # a worker gives a sign every 5 s
 
 
 class Quantiles(BaseModel):
