@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,11 +80,27 @@ class Settings(BaseSettings):
     max_file_bytes: int = Field(4 * 1024**3, ge=1)
     max_batch_rows: int = Field(5_000_000, ge=1)
     max_line_bytes: int = Field(64 * 1024**2, ge=1)
+    webhook_url: str | None = Field(None, description="Where the end of each batch is announced that names no webhook_url of its own.")
+    webhook_secret: str | None = Field(
+        None, repr=False, description="whsec_...: signs webhooks (standardwebhooks.com). None are sent without."
+    )
+    webhook_private_addresses: bool = Field(False, description="Whether webhooks may go to addresses of a private network.")
 
     @field_validator("modes", "served_names", mode="before")
     @classmethod
     def _split_commas(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _check_secret(cls, value: str | None) -> str | None:
+        try:
+            usable = value is None or len(b64decode(value.removeprefix("whsec_"), validate=True)) >= 16
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError("write it as whsec_ and 24 or more random bytes in base64: openssl rand -base64 24")
+        return value
 
     @field_validator("redis_url", "database_url")
     @classmethod

@@ -22,6 +22,7 @@ from specbatch.domain import Measurement, Mode, Outcome, Row, RowResult
 from specbatch.processes import Crew
 from specbatch.service import finalize, ingest, shards, upkeep
 from specbatch.settings import Settings
+from tests.webhook_receiver import SECRET, Receiver, receiving
 
 DEADLINE_SECONDS = 60.0
 MOST_ROWS = 500  # of a batch on the server of the tests
@@ -146,6 +147,12 @@ def create(api: TestClient) -> Callable[..., dict[str, Any]]:
     return _create
 
 
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
 class Server:
     """API, reconciler and scripted worker as `specbatch up` starts them."""
 
@@ -194,6 +201,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         modes=(Mode.PLAIN,),
         sweep_seconds=0.2,
         max_batch_rows=MOST_ROWS,
+        webhook_secret=SECRET,
+        webhook_private_addresses=True,
         stop_seconds=1.0,
         lease_seconds=3.0,
     )

@@ -15,18 +15,19 @@ from specbatch.context import Context, opened
 from specbatch.embedded import prepare, valkey
 from specbatch.errors import ServiceUnavailable, SpecbatchError
 from specbatch.processes import exit_with_parent
-from specbatch.service import finalize, ingest, upkeep
+from specbatch.service import finalize, ingest, upkeep, webhooks
 from specbatch.settings import load
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
+ANNOUNCE_SECONDS = 1.0
 PAUSE_SECONDS = 2.0
 RETURN_SECONDS = 3.0  # a worker tries a database that is down at least every two
 
 
 class Reconciler:
-    """Three loops, so that a large file being validated holds up neither the sweep nor another batch's ending."""
+    """Four loops, so that a large file being validated, or a webhook that waits for its answer, holds up nothing else."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -41,6 +42,7 @@ class Reconciler:
         loops = [
             threading.Thread(name="validate", target=self._repeat, args=(self._validate, idle, self._stopped)),
             threading.Thread(name="finalize", target=self._repeat, args=(self._finalize, idle, self._stopped)),
+            threading.Thread(name="announce", target=self._repeat, args=(self._announce, ANNOUNCE_SECONDS, self._stopped)),
             threading.Thread(name="sweep", target=self._repeat, args=(self._sweep, sweep, self._to_publish)),
         ]
         for loop in loops:
@@ -80,6 +82,9 @@ class Reconciler:
 
     def _finalize(self) -> bool:
         return finalize.finalize_next(self._ctx, self._owner)
+
+    def _announce(self) -> bool:
+        return webhooks.deliver_next(self._ctx)
 
     def _sweep(self) -> bool:
         if self._outage:

@@ -14,7 +14,7 @@ from specbatch.context import Context
 from specbatch.domain import TERMINAL, JobStatus, Mode, Outcome, TaskType
 from specbatch.errors import Conflict, InvalidRequest, NotFound
 from specbatch.lines import ENDPOINTS
-from specbatch.service import offers
+from specbatch.service import offers, webhooks
 from specbatch.store import files, jobs, results, rows
 from specbatch.wire import WINDOW_SECONDS, BatchObject
 
@@ -34,6 +34,7 @@ class NewBatch(BaseModel):
     metadata: dict[str, str] | None = None
     output_expires_after: OutputExpiry | None = None
     mode: Mode | None = None
+    webhook_url: str | None = Field(None, description="Where the end of the batch is announced; the server's own address when unset.")
     on_invalid: Literal["fail", "skip"] = Field("fail", description="skip: a bad line becomes an error line, and the others run.")
 
 
@@ -79,6 +80,8 @@ def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple
             param="completion_window",
         )
     _check_metadata(new.metadata or {})
+    if new.webhook_url is not None:
+        webhooks.check(ctx, new.webhook_url)
     with ctx.database.write() as tx:
         if files.get(tx, new.input_file_id) is None:
             raise InvalidRequest(f"No such File object: {new.input_file_id}", code="invalid_value", param="input_file_id")
@@ -94,6 +97,7 @@ def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple
             task=_named_task(new.metadata or {}),
             mode=new.mode,
             on_invalid=new.on_invalid,
+            webhook_url=new.webhook_url,
             idempotency=idempotency,
             run_key=run_key,
         )

@@ -10,6 +10,7 @@ from specbatch import lines
 from specbatch.context import Context
 from specbatch.domain import JobStatus, Outcome
 from specbatch.service import files as stored
+from specbatch.service import webhooks
 from specbatch.service.leases import kept
 from specbatch.store import files, jobs, results
 
@@ -31,6 +32,7 @@ def finalize_next(ctx: Context, owner: str) -> bool:
         with ctx.database.write() as tx:
             if jobs.renew(tx, job, 0.0):
                 _announce(tx, job, written)
+                webhooks.announce(ctx, tx, job["id"])
     return True
 
 

@@ -13,7 +13,7 @@ from specbatch.context import Context
 from specbatch.domain import Decision, Mode, Outcome, RowResult, TaskType
 from specbatch.lines import Problem, Request, parse, read
 from specbatch.service import files as stored
-from specbatch.service import offers
+from specbatch.service import offers, webhooks
 from specbatch.service.decider import Decider
 from specbatch.service.leases import kept
 from specbatch.store import files, jobs, results, rows, shards
@@ -240,6 +240,7 @@ def _fail(ctx: Context, job: jobs.Job, reading: _Reading) -> None:
         if jobs.renew(tx, job, 0.0):
             rows.drop(tx, job["id"])
             jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in listed]})
+            webhooks.announce(ctx, tx, job["id"])
 
 
 def _chunks(values: Iterable[tuple[dict[str, Any], T]]) -> Iterator[list[tuple[dict[str, Any], T]]]:

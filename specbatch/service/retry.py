@@ -48,6 +48,7 @@ def retry(ctx: Context, job_id: str) -> BatchObject:
                 and {"anchor": "created_at", "seconds": job["output_expires_seconds"]},
                 "mode": job["named_mode"],
                 "on_invalid": job["on_invalid"],
+                "webhook_url": job["webhook_url"],
             }
         ),
     )

@@ -15,6 +15,7 @@ import pytest
 from openai.types import Batch
 
 from tests.server_fixtures import CHAT, Server, jsonl, line, wait_until
+from tests.webhook_receiver import SECRET, Receiver
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
 
@@ -151,6 +152,16 @@ def test_results_follow_a_running_batch(client: openai.OpenAI, server: Server) -
         assert list(results) == []
     page = httpx.get(url, params={"after": 1}).json()
     assert [each["custom_id"] for each in page["data"]] == ["held"]
+
+
+def test_a_webhook_announces_the_end(client: openai.OpenAI, receiver: Receiver) -> None:
+    batch = submit(client, jsonl(line("a")), extra_body={"webhook_url": receiver.url})
+    wait_until(lambda: len(receiver.came) > 0)
+    headers, content = receiver.came[0]
+    event = client.webhooks.unwrap(content, headers, secret=SECRET)
+    assert event.type == "batch.completed"
+    assert event.data.id == batch.id
+    assert client.batches.retrieve(batch.id).status == "completed"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
