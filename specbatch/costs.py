@@ -86,7 +86,7 @@ def error(model: CostModel, point: Speed) -> float:
 def fill(speeds: Sequence[Speed]) -> tuple[Speed, ...]:
     """The measured points, and estimated ones half-way (by ratio) between neighbouring loads, of plain and of each mode with each K.
 
-    An estimate has no requests. Where a model's error is not within TRUSTED_ERROR, or a point was measured, nothing is filled in. A
+    Where a model's error is not within TRUSTED_ERROR, or a point was measured, nothing is filled in. A
     residual is shared out between its neighbours, so that the curve goes through what was measured.
     """
     filled: dict[tuple[Mode, TaskType, int, int], Speed] = {}
@@ -113,7 +113,7 @@ def _between(model: CostModel, points: Iterable[Speed]) -> Iterable[Speed]:
             if low < middle < high:
                 corrections = [log(by_load[load].tokens_per_second / (model.tokens_per_second(load, k) or 1.0)) for load in (low, high)]
                 estimate = (model.tokens_per_second(middle, k) or 0.0) * exp(fmean(corrections))
-                yield Speed(by_load[low].mode, model.task, middle, k, estimate)
+                yield Speed(by_load[low].mode, model.task, middle, k, estimate, estimated=True)
 
 
 def _fit(points: Sequence[Speed], mode: Mode, task: TaskType) -> CostModel | None:

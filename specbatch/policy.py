@@ -154,11 +154,10 @@ class _Choice:
 
     def _compare(self, mode: Mode, at: int, speeds: Mapping[Mode, float]) -> str:
         if mode is Mode.PLAIN:
-            return f"plain, the fastest of what was measured with {at} requests at once ({speeds[mode]:,.0f} tokens/s)"
+            return f"plain, the fastest of what was {self.table.source(self.task, at)} ({speeds[mode]:,.0f} tokens/s)"
         pair = f"{speeds[mode]:,.0f} tokens/s against {speeds[Mode.PLAIN]:,.0f} in plain"
-        return (
-            f"{mode}, measured with {at} requests at once: {pair}{'' if Mode.PLAIN in self.offer.available else ', which no worker offers'}"
-        )
+        missing = "" if Mode.PLAIN in self.offer.available else ", which no worker offers"
+        return f"{mode}, {self.table.source(self.task, at)}: {pair}{missing}"
 
     def _ranked(self, offered: Sequence[Mode], speeds: Mapping[Mode, float]) -> list[Mode]:
         """The offered modes that were measured, the fastest first; none unless one of them speculates. Equal ones keep their order."""

@@ -57,10 +57,15 @@ class Speed:
     tokens_per_step: float | None = None
     start_seconds: float | None = None
     peak_memory_bytes: int | None = None
+    estimated: bool = False  # by costs.fill, from the points around it
 
     @property
     def acceptance_rate(self) -> float | None:
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+
+# A task that was not measured takes the figures of one whose answers are alike: of the structured ones, that which gained less on the H200.
+STANDS_FOR = {TaskType.EXTRACTION: TaskType.JSON, TaskType.SUMMARY: TaskType.JSON, TaskType.CREATIVE: TaskType.CHAT}
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,13 @@ class TuningTable:
 
         Beyond the measured loads: (0, {}).
         """
-        return next((point for point in self._points[task] if point[0] >= load), (0, {}))
+        return next((point for point in self._points[self._like[task]] if point[0] >= load), (0, {}))
+
+    def source(self, task: TaskType, load: int) -> str:
+        """How the figures of a point came about, in words."""
+        like = self._like[task]
+        verb = "estimated" if (like, load) in self._estimated else "measured"
+        return f"{verb}{'' if like is task else f' on {like}'} with {load} requests at once"
 
     def crossover(self, mode: Mode, task: TaskType) -> int:
         """The largest load at which the mode is expected to pay: as measured, and beyond what was measured, the default."""
@@ -88,6 +99,15 @@ class TuningTable:
             if speed.mode is mode and (not tasks or speed.task in tasks) and plain > 0 and speed.tokens_per_second > 0:
                 logs.setdefault(speed.load, {}).setdefault(speed.k, []).append(log(speed.tokens_per_second / plain))
         return {load: {k: exp(fmean(seen)) for k, seen in by_k.items()} for load, by_k in sorted(logs.items())}
+
+    @cached_property
+    def _like(self) -> dict[TaskType, TaskType]:
+        tasks = {speed.task for speed in self.speeds}
+        return {task: task if task in tasks else STANDS_FOR.get(task, task) for task in TaskType}
+
+    @cached_property
+    def _estimated(self) -> set[tuple[TaskType, int]]:
+        return {(speed.task, speed.load) for speed in self.speeds if speed.estimated}
 
     @cached_property
     def _plain(self) -> dict[tuple[TaskType, int], float]:
@@ -108,7 +128,7 @@ class TuningTable:
 
     def _crossover(self, mode: Mode, task: TaskType) -> int:
         default = CROSSOVER[mode][task]
-        pays = {load: max(by_k.values()) >= 1 for load, by_k in self.ratios(mode, task).items()}
+        pays = {load: max(by_k.values()) >= 1 for load, by_k in self.ratios(mode, self._like[task]).items()}
         if not pays:
             return default
         last = max((load for load, paid in pays.items() if paid), default=0)

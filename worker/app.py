@@ -15,7 +15,9 @@ from celery.worker import WorkController, state
 from specbatch.context import Context
 from specbatch.errors import EngineStartError
 from specbatch.queue import celery_app, queue_name
+from specbatch.service import tuning
 from specbatch.serving import offered_modes
+from worker.engine import build
 from worker.fitness import unfit
 from worker.host import EngineHost
 from worker.pool import pool_for
@@ -35,8 +37,9 @@ def work(ctx: Context, redis_url: str) -> None:
     modes = [mode for mode in offered if mode not in withheld]
     if not modes:
         raise EngineStartError("; ".join(f"mode {mode} cannot be served: {why}" for mode, why in withheld.items()))
-    host = EngineHost(ctx.settings, modes[0])
-    supervisor = Supervisor(ctx, host, modes, withheld)
+    tuned = {mode: tuning.tuned(ctx, mode) for mode in modes}
+    host = EngineHost(ctx.settings, modes[0], lambda _, mode: build(tuned[mode], mode))
+    supervisor = Supervisor(ctx, host, modes, withheld, tuning.start_seconds(ctx))
     app = celery_app(redis_url)
     register(app, Runner(ctx, host, worker_id))
     app.steps["worker"].add(engine_step(ctx, host, supervisor, worker_id))

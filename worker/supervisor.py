@@ -56,10 +56,19 @@ def choose(current: Mode, busy: bool, waiting: Mapping[Mode, Waiting], *, served
 class Supervisor:
     """Watches the backlog and switches the host's engine, and the queue that Celery consumes, together."""
 
-    def __init__(self, ctx: Context, host: EngineHost, modes: Sequence[Mode], withheld: Mapping[Mode, str]) -> None:
+    def __init__(
+        self,
+        ctx: Context,
+        host: EngineHost,
+        modes: Sequence[Mode],
+        withheld: Mapping[Mode, str],
+        starts: Mapping[Mode, float] | None = None,
+    ) -> None:
+        """`starts`: the seconds that each mode's engine took to start when it was measured."""
         self._ctx = ctx
         self._host = host
         self._modes = list(modes)
+        self._starts = starts or {}
         self.withheld = dict(withheld)  # mode -> why it is configured and not served
         self._worker: Any = None
         self._stop = threading.Event()
@@ -106,7 +115,7 @@ class Supervisor:
         busy = self._host.gate.inside > 0 or current in waiting
         self._idle = 0 if busy else self._idle + 1
         served = now - self._since
-        start = self._host.start_seconds
+        start = max([self._host.start_seconds, *(self._starts.get(mode, 0.0) for mode in waiting if mode is not current)])
         return choose(current, busy or self._idle < IDLE_LOOKS, waiting, served_seconds=served, start_seconds=start)
 
     def _switch(self, mode: Mode) -> None:

@@ -15,19 +15,27 @@ from specbatch import lines, policy
 from specbatch.classify import classify
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, TaskType
-from specbatch.service import offers
+from specbatch.service import offers, tuning
 from specbatch.service.reconsider import most_at_once
 from specbatch.settings import Settings
 from specbatch.store import history, shards
+from specbatch.tuning import TuningTable
 
 SAMPLE_LINES = 1000
 
 
 class Decider:
     def __init__(
-        self, offer: policy.Offer, past: policy.History, loads: Mapping[TaskType, int], *, task: TaskType | None, mode: Mode | None
+        self,
+        offer: policy.Offer,
+        past: policy.History,
+        table: TuningTable,
+        loads: Mapping[TaskType, int],
+        *,
+        task: TaskType | None,
+        mode: Mode | None,
     ) -> None:
-        self._offer, self._past, self._loads = offer, past, loads
+        self._offer, self._past, self._table, self._loads = offer, past, table, loads
         self._task, self._mode = task, mode
         self._decided: dict[tuple[TaskType, str | None, bool], Decision] = {}
 
@@ -39,7 +47,8 @@ class Decider:
         offer = offers.offer(ctx, tx, model)
         backlog = sum(owed for _, owed, _ in shards.backlog(tx, model))
         loads = expected_loads(path, ctx.settings, backlog, task)
-        return cls(offer, history.windows(tx, model, offer.available | {Mode.PLAIN}, max(loads.values())), loads, task=task, mode=mode)
+        past = history.windows(tx, model, offer.available | {Mode.PLAIN}, max(loads.values()))
+        return cls(offer, past, tuning.table(tx, model), loads, task=task, mode=mode)
 
     def __call__(self, body: Mapping[str, Any], row_index: int) -> Decision:
         task = classify(body, self._task).task
@@ -47,7 +56,7 @@ class Decider:
         kind = task, policy.refused_sampling(body), retry
         if kind not in self._decided:
             self._decided[kind] = policy.decide(
-                task, body, self._loads[task], self._offer, self._past, named_mode=self._mode, row_index=row_index
+                task, body, self._loads[task], self._offer, self._past, self._table, named_mode=self._mode, row_index=row_index
             )
         return self._decided[kind]
 

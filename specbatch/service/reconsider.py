@@ -5,7 +5,7 @@ from __future__ import annotations
 from specbatch import policy
 from specbatch.context import Context
 from specbatch.domain import Mode, TaskType
-from specbatch.service import offers
+from specbatch.service import offers, tuning
 from specbatch.settings import Settings
 from specbatch.store import history, shards
 
@@ -26,11 +26,12 @@ def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: boo
             return 0
         load = most_at_once(ctx.settings, rows)
         past = history.windows(tx, model, offer.available | {mode, Mode.PLAIN}, load)
+        table = tuning.table(tx, model)
     served = mode in offer.available
     demoted = policy.slowdown(mode, task, past) or policy.rejection(mode, task, past)
     if served and (named or not demoted):
         return 0
-    decision = policy.decide(task, {}, load, offer, past)
+    decision = policy.decide(task, {}, load, offer, past, table)
     if decision.mode is mode:
         return 0
     why = decision.reason if served else f"{mode} is not served: {offer.withheld.get(mode, 'no worker offers it')}. {decision.reason}"

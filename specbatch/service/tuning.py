@@ -24,7 +24,7 @@ from specbatch.tuning import BULK, DEFAULT_K, LOADS, Speed, TuningTable, schedul
 
 WORTH_A_START = 10.0  # seconds of measuring: an engine is not started for less
 K_SETTING = {Mode.NGRAM: "ngram_tokens", **dict.fromkeys(DRAFTERS, "draft_tokens")}
-_FIELDS = tuple(field.name for field in fields(Speed))
+_FIELDS = tuple(field.name for field in fields(Speed) if field.name != "estimated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def draft_of(settings: Settings, mode: Mode) -> str:
 
 
 def table(tx: sa.Connection, model: str) -> TuningTable:
-    """The points of the device and the release that were measured last, and of each mode's latest draft; those between where a fit is good."""
+    """The points of the device and the release measured last, with each mode's latest draft, and those between where a fit is good."""
     return TuningTable(costs.fill(measured(tx, model)))
 
 

@@ -14,7 +14,8 @@ from specbatch.tuning import Speed
 
 def put(database: Database, tx: sa.Connection, model: str, draft: str, machine: Machine, speed: Speed) -> None:
     """Keep a point; the same point measured again replaces the older one."""
-    values = {**asdict(speed), "model": model, "draft": draft, "device": machine.device, "vllm": machine.vllm, "measured_at": now()}
+    values = {name: value for name, value in asdict(speed).items() if name in speeds.c}
+    values |= {"model": model, "draft": draft, "device": machine.device, "vllm": machine.vllm, "measured_at": now()}
     key = [column.name for column in speeds.primary_key]
     statement = database.insert(speeds).values(values)
     tx.execute(statement.on_conflict_do_update(index_elements=key, set_={name: values[name] for name in values if name not in key}))

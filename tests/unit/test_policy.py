@@ -208,7 +208,7 @@ def test_the_table_wins_over_acceptance_and_default_crossovers() -> None:
 
 def test_the_table_is_silent_on_tasks_modes_and_loads_that_it_did_not_measure() -> None:
     measured = table(TaskType.CHAT, (Mode.PLAIN, 4, 100.0), (Mode.DRAFT_MODEL, 4, 50.0))
-    assert pick(TaskType.CREATIVE, offer(Mode.DRAFT_MODEL, Mode.PLAIN), 4, table=measured).mode is Mode.DRAFT_MODEL
+    assert pick(TaskType.CODE, offer(Mode.NGRAM, Mode.PLAIN), 4, table=measured).mode is Mode.NGRAM
     assert pick(TaskType.CHAT, offer(Mode.NGRAM, Mode.PLAIN), 4, table=measured).mode is Mode.NGRAM
     beyond = pick(TaskType.CHAT, offer(Mode.DRAFT_MODEL, Mode.PLAIN), 8, table=measured)
     assert beyond.mode is Mode.PLAIN
