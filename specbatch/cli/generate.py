@@ -78,7 +78,7 @@ def generate(
     made = _produced(call, data, output, recipe, overwrite=overwrite, url=url, window_rows=prefix_window)
     if call.json:
         render.document({"output": str(made.path), "invalid": str(made.invalid) if made.invalid else None, **asdict(made.tally)})
-    else:
+    elif not made.found:
         render.say(_summary(made))
     raise typer.Exit(int(made.tally.aside > 0))
 

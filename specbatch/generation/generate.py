@@ -37,6 +37,7 @@ class Generated:
     path: Path
     invalid: Path | None
     tally: Tally
+    found: bool = False  # complete before, by the same recipe: nothing was generated now
 
     def __len__(self) -> int:
         return self.tally.rows
@@ -138,7 +139,7 @@ def _begun(
     finished = bool(book.fact("finished"))
     if same and finished and destination.taken and not overwrite:
         say(f"{destination.path} is complete already (run {run_hash[:12]}); --overwrite generates it anew")
-        return _generated(destination, Tally(**book.fact("tally")))
+        return _generated(destination, Tally(**book.fact("tally")), found=True)
     goes_on = same and not finished and (not overwrite or book.fact("overwrites"))
     if goes_on:
         say(f"continuing the interrupted run {run_hash[:12]}")
@@ -187,8 +188,8 @@ def _default_output(settings: Settings, dataset: Dataset, recipe: Recipe) -> Pat
     return settings.home / "generate" / f"{asked[:24]}.jsonl"
 
 
-def _generated(destination: Destination, tally: Tally) -> Generated:
-    return Generated(destination.path, destination.invalid if tally.aside else None, tally)
+def _generated(destination: Destination, tally: Tally, *, found: bool = False) -> Generated:
+    return Generated(destination.path, destination.invalid if tally.aside else None, tally, found)
 
 
 def _say(message: str) -> None:

@@ -70,7 +70,7 @@ class Run:
     def _submit(self, part: Part) -> None:
         if part.batch_id is not None:
             return
-        key = whole_hash({"run": self._spool.fact("id"), "step": str(part.step), "part": str(part.number)})
+        key = _key(self._spool, part)
         batch = self._transport.find(key)
         if batch is None:
             new = NewBatch(input_file_id=part.file_id, endpoint=requests.ENDPOINT, mode=self._recipe.mode)
@@ -96,13 +96,21 @@ class Run:
 
 
 def abandon(transport: Transport, spool: Spool) -> None:
-    """End the batches of a run that nobody wants any more."""
+    """End the batches of a run that nobody wants any more, also one that was created and not noted any more."""
     for part in spool.parts():
-        if part.batch_id is not None and not part.ended:
+        if part.ended:
+            continue
+        known = transport.find(_key(spool, part)) if part.batch_id is None else None
+        batch_id = part.batch_id or (known.id if known is not None else None)
+        if batch_id is not None:
             with suppress(Conflict, NotFound):
-                transport.cancel(part.batch_id)
+                transport.cancel(batch_id)
             with suppress(NotFound):
-                transport.let_go(part.batch_id)
+                transport.let_go(batch_id)
+
+
+def _key(spool: Spool, part: Part) -> str:
+    return whole_hash({"run": spool.fact("id"), "step": str(part.step), "part": str(part.number)})
 
 
 def _answer(result: ResultObject) -> Answer:
