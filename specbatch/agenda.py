@@ -30,6 +30,7 @@ def agenda(
     tasks: Sequence[TaskType] = TASKS,
     loads: Sequence[int] = (*LOADS, BULK),
     done: Collection[tuple[Mode, int, Point]] = (),
+    every_k: bool = True,
 ) -> list[Item]:
     """One item for each engine to start: its mode, K, and the points that are not `done`.
 
@@ -40,7 +41,7 @@ def agenda(
     preferred = dict.fromkeys(next((mode for mode in PREFERENCE[task] if mode in modes), Mode.PLAIN) for task in tasks)
     order = dict.fromkeys((Mode.PLAIN, *preferred, *(mode for mode in Mode if mode in modes)))
     engines = [(mode, default_k(settings, mode)) for mode in order]
-    engines += [(mode, k) for mode in order for k in OTHER_K.get(mode, ()) if k != default_k(settings, mode)]
+    engines += [(mode, k) for mode in order if every_k for k in OTHER_K.get(mode, ()) if k != default_k(settings, mode)]
     items = ((mode, k, _points(mode, tasks, loads)) for mode, k in engines)
     left = ((mode, k, tuple(point for point in points if (mode, k, point) not in done)) for mode, k, points in items)
     return [item for item in left if item[2]]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specbatch.cli import database, doctor, generate, insight, jobs, run, serve
+from specbatch.cli import database, doctor, generate, insight, jobs, run, serve, tune
 from specbatch.cli.flags import SHARED, flag
 
 app = typer.Typer(
@@ -57,6 +57,8 @@ for command in (
     insight.stats,
 ):
     app.command()(command)
+for command in (tune.tune, tune.bench):
+    app.command(rich_help_panel="Speed on this machine")(command)
 for command in (serve.worker, serve.reconciler, serve.api):
     app.command(rich_help_panel="Parts of a deployment")(command)
 app.add_typer(database.app, name="db", rich_help_panel="Parts of a deployment")

@@ -60,15 +60,16 @@ def tune(
     again: bool = False,
     tasks: Sequence[TaskType] = TASKS,
     loads: Sequence[int] = (*LOADS, BULK),
+    every_k: bool = True,
 ) -> Iterator[Progress]:
     """Measure for so many seconds, engine starts included, and keep each point as it comes. Points that are kept are left out, unless
-    `again`. Raises EngineStartError where plain decoding does not start.
+    `again`. Without `every_k` each mode runs with the K of the settings alone. Raises EngineStartError where plain does not start.
     """
     model, machine, until = resolve_model(ctx.settings), this_machine(ctx.settings), time.monotonic() + seconds
     with ctx.database.read() as tx:
         kept = [] if again else _of(speeds.of_model(tx, model), machine, ctx.settings)
     done = {(each.mode, each.k, Point(task=each.task, load=each.load)) for each in kept}
-    to_do = agenda(ctx.settings, offered_modes(ctx.settings), tasks=tasks, loads=loads, done=done)
+    to_do = agenda(ctx.settings, offered_modes(ctx.settings), tasks=tasks, loads=loads, done=done, every_k=every_k)
     start_seconds = max((each.start_seconds or 0.0 for each in kept), default=0.0)
     left = sum(len(points) for _, _, points in to_do)
     for mode, k, points in to_do:
