@@ -13,6 +13,7 @@ from specbatch.serving import served_names
 from specbatch.settings import Settings
 
 GIB = 1024**3
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # the one variable that depends on the mode
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "i8mm"})  # /proc/cpuinfo, x86 and arm64
 
 
@@ -104,7 +105,7 @@ def cpu_dtype(asked: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "auto" if flags & BF16_FLAGS else "float32"
 
 
-def environment(settings: Settings, model: str, log: Path) -> dict[str, str]:
+def environment(settings: Settings, mode: Mode, model: str, log: Path) -> dict[str, str]:
     """What vLLM reads from the environment, for the caller to set where the user has not. `log` is a logging configuration in JSON."""
     wanted = {
         "VLLM_LOGGING_CONFIG_PATH": str(log),
@@ -114,6 +115,9 @@ def environment(settings: Settings, model: str, log: Path) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore",  # of the processes that vLLM starts
     }
+    if mode is Mode.DRAFT_MODEL:
+        # vLLM 0.33's newer runner runs a standalone draft without CUDA graphs: 5 ms a draft step on an H200, against 2.7 in the older one.
+        wanted[RUNNER] = "0"
     if all(Path(name).is_dir() for name in (model, settings.draft, settings.eagle) if name is not None):
         wanted["HF_HUB_OFFLINE"] = "1"
     return wanted
