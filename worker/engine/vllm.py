@@ -113,7 +113,7 @@ class VllmEngine:
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
         log = self._settings.home / "logs" / "engine.log"
         written = _prepare_log(self._settings, log)
-        os.environ.update(environment(self._settings, model, log.with_suffix(".json")))
+        os.environ.update(environment(self._settings, self.mode, model, log.with_suffix(".json")))
         try:
             parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
             self._engine = _async_llm(parsed, self._counts)
