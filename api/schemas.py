@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Generic, Literal, Protocol, TypeVar
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from specbatch.errors import InvalidRequest, NotFound
+from specbatch.lines import ENDPOINTS
 from specbatch.service.batches import NewBatch
-from specbatch.wire import BatchObject, FileObject, ResultObject
+from specbatch.wire import WINDOW_SECONDS, BatchObject, FileObject, ResultObject
 
 
 class Error(BaseModel):
@@ -47,7 +48,8 @@ class CreateBatch(NewBatch):
 
     model_config = ConfigDict(extra="forbid")
     input_file_id: Annotated[str, AfterValidator(_input_file_id)]
-    completion_window: str
+    endpoint: str = Field(json_schema_extra={"enum": list(ENDPOINTS)})
+    completion_window: str = Field(json_schema_extra={"enum": list(WINDOW_SECONDS)})
 
 
 class Identified(Protocol):

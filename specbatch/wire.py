@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
@@ -11,7 +11,8 @@ from specbatch.domain import JobStatus, Mode, Outcome, TaskType
 from specbatch.lines import answer
 
 WINDOW_SECONDS = {"24h": 86_400}
-PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+PURPOSES: tuple[str, ...] = get_args(Purpose)
 
 
 class FileObject(BaseModel):

@@ -15,7 +15,7 @@ from api.errors import answer
 from api.schemas import AfterFile, DeletedFile, FileId, Listing
 from specbatch.errors import InvalidRequest, NotFound, SpecbatchError
 from specbatch.service import files
-from specbatch.wire import FileObject
+from specbatch.wire import FileObject, Purpose
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 CHUNK_BYTES = 1024**2
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1024**2
 def upload_file(
     ctx: Ctx,
     file: Annotated[UploadFile, File(description="A file of request lines, named *.jsonl, in UTF-8.")],
-    purpose: Annotated[str, Form(description="batch, for files that batches read.")],
+    purpose: Annotated[Purpose, Form(description="batch, for files that batches read.")],
     expires_anchor: Annotated[Literal["created_at"] | None, Form(alias="expires_after[anchor]")] = None,
     expires_seconds: Annotated[int | None, Form(alias="expires_after[seconds]", ge=3600, le=2_592_000)] = None,
 ) -> FileObject:
