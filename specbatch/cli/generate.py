@@ -16,7 +16,7 @@ from specbatch.datasets import source
 from specbatch.datasets.writers import Destination
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
-from specbatch.generation.generate import Generated, produce
+from specbatch.generation.generated import Generated, produce
 from specbatch.generation.recipe import TEXT, Recipe, recipe_of
 from specbatch.generation.requests import WINDOW_ROWS
 from specbatch.processes import signals_interrupt

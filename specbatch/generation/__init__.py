@@ -1,5 +1,5 @@
 """Offline dataset generation: columns in, columns out."""
 
-from specbatch.generation.generate import Generated, generate
+from specbatch.generation.generated import Generated, generate
 
 __all__ = ["Generated", "generate"]

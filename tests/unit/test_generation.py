@@ -13,7 +13,7 @@ from specbatch.datasets import source
 from specbatch.datasets.writers import Destination
 from specbatch.domain import JobStatus
 from specbatch.errors import Conflict, InvalidRequest, UsageError
-from specbatch.generation.generate import Generated, produce
+from specbatch.generation.generated import Generated, produce
 from specbatch.generation.recipe import Recipe, recipe_of
 from specbatch.generation.requests import Parts
 from specbatch.settings import Settings
