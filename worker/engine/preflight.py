@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from pydantic import ValidationError
 
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError
@@ -60,7 +61,7 @@ def check_memory(settings: Settings, *models: str | None) -> None:
 
 def explain(failed: BaseException, log: str, file: Path, model: str) -> EngineStartError:
     """One sentence for a failed start. `log` is what vLLM wrote since: the cause of a failure in its own process stands only there."""
-    cause = next(_raised(log), None) or f"{type(failed).__name__}: {str(failed).strip().splitlines()[0] if str(failed).strip() else ''}"
+    cause = next(_raised(log), None) or f"{type(failed).__name__}: {_first_line(failed)}"
     if any(isinstance(error, OSError) for error in _chain(failed)) and not Path(model).is_dir():
         advice = f"{model} was not found on this machine nor on the Hugging Face hub: check the name and the network, or set a folder"
     elif MEMORY_WORDS.search(cause):
@@ -68,6 +69,12 @@ def explain(failed: BaseException, log: str, file: Path, model: str) -> EngineSt
     else:
         advice = "the engine did not start: check the model and the settings"
     return EngineStartError(f"{advice} ({cause[:500]}). vLLM's log: {file}")
+
+
+def _first_line(failed: BaseException) -> str:
+    if isinstance(failed, ValidationError):
+        return "; ".join(error["msg"].removeprefix("Value error, ").splitlines()[0] for error in failed.errors())
+    return next(iter(str(failed).strip().splitlines()), "without a word")
 
 
 def _raised(log: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from specbatch.domain import Measurement, Reply
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 MODEL_NOT_FOUND = "model_not_found"
+CONTENT = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
 
 
 def error_reply(status_code: int, message: str, *, param: str | None = None, code: str | None = None) -> Reply:
@@ -27,6 +28,18 @@ def unknown_model(name: object) -> Reply:
 def unknown_endpoint(endpoint: str, offered: tuple[str, ...]) -> Reply:
     said = f"This engine does not answer {endpoint}; it answers {', '.join(offered)}."
     return error_reply(HTTPStatus.NOT_FOUND, said, code="invalid_url")
+
+
+def missing_content(endpoint: str, body: dict[str, Any]) -> Reply | None:
+    """400 for a body without what its endpoint is about; vLLM would speak of a NoneType."""
+    param = CONTENT.get(endpoint)
+    if param is None or body.get(param) is not None:
+        return None
+    return error_reply(HTTPStatus.BAD_REQUEST, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+
+
+def streaming() -> Reply:
+    return error_reply(HTTPStatus.BAD_REQUEST, "Streaming is not supported in a batch: remove stream.", param="stream")
 
 
 def invalid_body(wrong: ValidationError) -> Reply:

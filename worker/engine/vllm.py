@@ -6,11 +6,15 @@ vLLM is imported when an engine starts, in a thread: the import takes seconds, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import logging.config
+import multiprocessing
 import os
-from collections.abc import Awaitable, Callable
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -23,13 +27,14 @@ from specbatch.serving import has_gpu, resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin
 from worker.engine import preflight
-from worker.engine.arguments import arguments, environment, logging_config
+from worker.engine.arguments import RUNNER, arguments, environment, logging_config
 from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.measuring import client_body, measure
 from worker.engine.memory import Processes
-from worker.engine.replies import MODEL_NOT_FOUND, error_reply, invalid_body, unknown_endpoint
+from worker.engine.replies import MODEL_NOT_FOUND, error_reply, invalid_body, missing_content, streaming, unknown_endpoint
 
 LOG_BYTES = 10 * 1024**2  # an older log is set aside at the next start
+GIVEN = frozenset(os.environ)  # what the user has set; an earlier engine of this process may be overridden
 ARGUMENT_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")  # 0.33, 0.32
 
 
@@ -72,8 +77,8 @@ class VllmEngine:
         served = self._endpoints.get(endpoint)
         if served is None:
             return unknown_endpoint(endpoint, tuple(self._endpoints))
-        if body.get("stream"):
-            return error_reply(HTTPStatus.BAD_REQUEST, "Streaming is not supported in a batch: remove stream.", param="stream")
+        if refusal := streaming() if body.get("stream") else missing_content(endpoint, body):
+            return refusal
         try:
             request = served.request.validate_python(body | {"request_id": request_id})
             answered = await served.serve(request)
@@ -105,6 +110,8 @@ class VllmEngine:
         self._endpoints = {}
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+            await asyncio.sleep(0)  # its sockets are closed by a callback on this loop
+            await asyncio.to_thread(_close_context, engine)
         await asyncio.to_thread(self._processes.end)
 
     def _launch(self) -> Any:
@@ -113,10 +120,14 @@ class VllmEngine:
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
         log = self._settings.home / "logs" / "engine.log"
         written = _prepare_log(self._settings, log)
-        os.environ.update(environment(self._settings, self.mode, model, log.with_suffix(".json")))
+        wanted = environment(self._settings, self.mode, model, log.with_suffix(".json"))
+        if RUNNER not in GIVEN:
+            os.environ.pop(RUNNER, None)  # an engine of another mode may have set it in this process
+        os.environ.update({name: value for name, value in wanted.items() if name not in GIVEN})
         try:
-            parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
-            self._engine = _async_llm(parsed, self._counts)
+            with _quiet_processes(self._settings, log):
+                parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
+                self._engine = _async_llm(parsed, self._counts)
         except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
             said = log.read_text(encoding="utf-8", errors="replace")[written:] if log.exists() else ""
             raise preflight.explain(failed, said, log, model) from failed
@@ -236,6 +247,30 @@ def _prepare_log(settings: Settings, log: Path) -> int:
         log.replace(log.with_suffix(".log.1"))
     logging.config.dictConfig(config)  # vLLM does it too, but speaks before
     return len(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else 0
+
+
+@contextlib.contextmanager
+def _quiet_processes(settings: Settings, log: Path) -> Iterator[None]:
+    """Processes started within write their standard error into the log: a failing one prints a traceback there, whatever logging says."""
+    program = log.with_suffix(".sh")
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" 2>>{shlex.quote(str(log))}\n', encoding="utf-8")
+    program.chmod(0o700)
+    if settings.log_level == "debug" or not os.access(program, os.X_OK):
+        yield
+        return
+    multiprocessing.set_executable(str(program))
+    try:
+        yield
+    finally:
+        multiprocessing.set_executable(sys.executable)
+
+
+def _close_context(engine: Any) -> None:
+    """vLLM leaves its ZeroMQ context, with its threads, to the garbage collector. An asyncio context is the shadow of a plain one."""
+    context = getattr(engine.engine_core, "ctx", None)
+    context = getattr(context, "_shadow_obj", None) or context
+    if context is not None:
+        context.destroy(linger=0)
 
 
 def _device_bytes() -> int | None:
