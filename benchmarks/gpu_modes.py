@@ -48,7 +48,7 @@ TRIALS: dict[str, tuple[Mode, int, dict[str, str]]] = {
     "ngram-4-schedule": (Mode.NGRAM, 4, {"SPECBATCH_TOKENS_BY_BATCH_SIZE": SCHEDULE}),
     "draft-2": (Mode.DRAFT_MODEL, 2, V1),
     "draft-4": (Mode.DRAFT_MODEL, 4, V1),
-    "draft-4-v2": (Mode.DRAFT_MODEL, 4, {}),
+    "draft-4-v2": (Mode.DRAFT_MODEL, 4, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     "suffix-16": (Mode.SUFFIX, 16, {}),
     "eagle-4": (Mode.EAGLE, 4, {}),
     "eagle3-4": (Mode.EAGLE3, 4, {}),
