@@ -1,11 +1,11 @@
-"""`run`, end to end with the scripted engine, on both databases: started, interrupted, killed, continued."""
+"""`run`, end to end with the scripted engine: started, interrupted, killed, continued. What is about SQL runs on both databases."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -13,6 +13,7 @@ import pytest
 
 from specbatch.context import opened
 from specbatch.service import batches
+from specbatch.service.reports import engines_alive
 from specbatch.settings import Settings
 from specbatch.wire import BatchObject
 from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, interrupt, read_lines, wait_for, write_lines
@@ -20,9 +21,22 @@ from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, inte
 IDS = [line["custom_id"] for line in read_lines(EXAMPLES)]
 
 
+BRISK = {"stop_seconds": 1.0, "lease_seconds": 2.0, "sweep_seconds": 0.5}
+
+
+@pytest.fixture
+def settings(sqlite_url: str, redis_url: str, tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, database_url=sqlite_url, redis_url=redis_url, engine="scripted", **BRISK)
+
+
 @pytest.fixture
 def cli(settings: Settings) -> Commands:
-    return Commands(settings.model_copy(update={"stop_seconds": 2.0}))
+    return Commands(settings)
+
+
+@pytest.fixture
+def on_both(database_url: str, redis_url: str, tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, engine="scripted", **BRISK)
 
 
 @pytest.fixture
@@ -39,8 +53,8 @@ def settled(settings: Settings) -> int:
     return sum(job.request_counts.completed for job in jobs(settings))
 
 
-def test_answers_every_line_in_input_order(cli: Commands, out: Path) -> None:
-    report = cli.json("run", EXAMPLES, "-o", out, "--mode", "ngram")
+def test_answers_every_line_in_input_order(on_both: Settings, out: Path) -> None:
+    report = Commands(on_both).json("run", EXAMPLES, "-o", out, "--mode", "ngram")
     assert [line["custom_id"] for line in read_lines(out)] == IDS
     assert all(line["response"]["status_code"] == 200 and line["error"] is None for line in read_lines(out))
     assert report["batch"]["request_counts"] == {"total": 24, "completed": 24, "failed": 0}
@@ -99,7 +113,8 @@ def interruptible(path: Path) -> Path:
     return write_lines(path, [*(chat(f"row-{number}") for number in range(9)), chat("slow", metadata={"x-fault": "hang_once"})])
 
 
-def test_the_same_command_continues_an_interrupted_run(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
+def test_the_same_command_continues_an_interrupted_run(on_both: Settings, out: Path, tmp_path: Path) -> None:
+    settings, cli = on_both, Commands(on_both)
     requests = interruptible(tmp_path / "in.jsonl")
     with cli.started("run", requests, "-o", out) as process:
         wait_for(lambda: settled(settings) == 9)
@@ -167,10 +182,9 @@ def test_an_engine_that_does_not_start_says_why(settings: Settings, out: Path) -
     assert jobs(settings)[0].status in ("cancelling", "cancelled")
 
 
-@pytest.mark.parametrize("kind", ["embedded"])
-def test_everything_embedded_leaves_no_process(kind: str, tmp_path: Path) -> None:
-    home = tmp_path / kind
-    cli = Commands(Settings(data_dir=home, engine="scripted"))
+def test_everything_embedded_leaves_no_process(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    cli = Commands(Settings(data_dir=home, engine="scripted", **BRISK))
     ended = cli.run("run", EXAMPLES, "-o", tmp_path / "out.jsonl")
     assert ended.returncode == 0, ended.stderr
     assert len(read_lines(tmp_path / "out.jsonl")) == 24
@@ -179,8 +193,6 @@ def test_everything_embedded_leaves_no_process(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_worker_that_is_alive_is_used(cli: Commands, out: Path, settings: Settings, tmp_path: Path) -> None:
-    from specbatch.service.reports import engines_alive
-
     with cli.started("worker"), opened(settings) as ctx:
         wait_for(lambda: engines_alive(ctx))
         with cli.started("run", interruptible(tmp_path / "in.jsonl"), "-o", out) as process:
@@ -190,9 +202,9 @@ def test_a_worker_that_is_alive_is_used(cli: Commands, out: Path, settings: Sett
     assert modules == ["worker.reconciler"]
 
 
-def test_the_output_of_a_completed_but_undelivered_run_is_delivered(cli: Commands, out: Path, settings: Settings) -> None:
-    """Killed between the end of the batch and the writing of OUT: nothing is run again."""
-    with cli.started("up", "--port", "0" if os.name == "nt" else "18431"):
+def test_the_output_of_a_run_that_was_killed_before_its_end_is_delivered(cli: Commands, out: Path, settings: Settings) -> None:
+    """Others finished its batch meanwhile: nothing is run again."""
+    with cli.started("worker"), cli.started("reconciler"):
         with cli.started("run", EXAMPLES, "-o", out) as process:
             wait_for(lambda: jobs(settings))
             process.kill()
@@ -203,6 +215,6 @@ def test_the_output_of_a_completed_but_undelivered_run_is_delivered(cli: Command
     assert len(jobs(settings)) == 1
 
 
-def test_subprocess_module_is_the_script(cli: Commands) -> None:
-    script = subprocess.run([str(Path(os.sys.executable).parent / "specbatch"), "--version"], capture_output=True, text=True, check=True)  # type: ignore[attr-defined]
+def test_the_script_and_the_module_are_one(cli: Commands) -> None:
+    script = subprocess.run([Path(sys.executable).with_name("specbatch"), "--version"], capture_output=True, text=True, check=True)
     assert script.stdout == cli.run("--version").stdout
