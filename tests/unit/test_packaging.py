@@ -107,7 +107,7 @@ ENGINE = declared("gpu", "suffix") | BROUGHT_BY_VLLM
 
 
 @pytest.mark.parametrize(
-    ("package", "may"), [("specbatch", declared()), ("api", declared()), ("worker", ENGINE), ("tests", ENGINE | declared("dev"))]
+    ("package", "may"), [("specbatch", declared("bench")), ("api", declared()), ("worker", ENGINE), ("tests", ENGINE | declared("dev"))]
 )
 def test_every_import_is_declared(package: str, may: set[str]) -> None:
     assert distributions(imported(package)) - may == set()
