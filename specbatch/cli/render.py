@@ -35,7 +35,7 @@ def document(value: dict[str, Any]) -> None:
 def fail(error: SpecbatchError, *, as_json: bool) -> None:
     if as_json:
         document({"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}})
-    say(f"specbatch: error: {error.message}")
+    say(f"specbatch: error: {' '.join(error.message.split())}")  # one line, also where a driver said more
 
 
 def problems(batch: BatchObject) -> None:

@@ -14,7 +14,7 @@ import pytest
 from specbatch.context import opened
 from specbatch.service import batches
 from specbatch.service.reports import engines_alive
-from specbatch.settings import Settings
+from specbatch.settings import Settings, load
 from specbatch.wire import BatchObject
 from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, interrupt, read_lines, wait_for, write_lines
 
@@ -26,7 +26,7 @@ BRISK = {"stop_seconds": 1.0, "lease_seconds": 2.0, "sweep_seconds": 0.5}
 
 @pytest.fixture
 def settings(sqlite_url: str, redis_url: str, tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, database_url=sqlite_url, redis_url=redis_url, engine="scripted", **BRISK)
+    return load(data_dir=tmp_path, database_url=sqlite_url, redis_url=redis_url, engine="scripted", **BRISK)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def cli(settings: Settings) -> Commands:
 
 @pytest.fixture
 def on_both(database_url: str, redis_url: str, tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, engine="scripted", **BRISK)
+    return load(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, engine="scripted", **BRISK)
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_an_engine_that_does_not_start_says_why(settings: Settings, out: Path) -
 
 def test_everything_embedded_leaves_no_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    cli = Commands(Settings(data_dir=home, engine="scripted", **BRISK))
+    cli = Commands(load(data_dir=home, engine="scripted", **BRISK))
     ended = cli.run("run", EXAMPLES, "-o", tmp_path / "out.jsonl")
     assert ended.returncode == 0, ended.stderr
     assert len(read_lines(tmp_path / "out.jsonl")) == 24

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from specbatch.settings import Settings
+from specbatch.settings import Settings, load
 from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, interrupt, read_lines, wait_for, write_lines
 
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 @pytest.fixture
 def settings(database_url: str, redis_url: str, tmp_path: Path) -> Settings:
     brisk = {"stop_seconds": 1.0, "lease_seconds": 2.0, "sweep_seconds": 0.5}
-    return Settings(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, engine="scripted", port=free_port(), **brisk)
+    return load(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, engine="scripted", port=free_port(), **brisk)
 
 
 @pytest.fixture
