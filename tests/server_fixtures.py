@@ -26,6 +26,7 @@ from tests.webhook_receiver import SECRET, Receiver, receiving
 
 DEADLINE_SECONDS = 60.0
 MOST_ROWS = 500  # of a batch on the server of the tests
+MOST_BYTES = 8 * 1024**2  # of a file there
 CHAT: Final = "/v1/chat/completions"
 Answer = Callable[[Row], RowResult]
 
@@ -87,7 +88,7 @@ class Desk:
         taken = shards.claim(self._ctx, batch_id, shard_no, model=shard.model, mode=Mode(shard.mode), owner="desk")
         assert taken is not None
         rows = shards.read_rows(self._ctx, taken.claim, taken.owed)
-        shards.settle(self._ctx, taken.claim, [answer(row) for row in rows], done=True)
+        shards.settle(self._ctx, taken.claim, [answer(row) for row in rows])
 
     def close(self) -> None:
         """Settle the rows of stopped batches, as the sweep does."""
@@ -201,6 +202,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         modes=(Mode.PLAIN,),
         sweep_seconds=0.2,
         max_batch_rows=MOST_ROWS,
+        max_file_bytes=MOST_BYTES,
         webhook_secret=SECRET,
         webhook_private_addresses=True,
         stop_seconds=1.0,

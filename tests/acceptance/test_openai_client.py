@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.server_fixtures import CHAT, Server, jsonl, line, wait_until
+from tests.server_fixtures import CHAT, MOST_BYTES, Server, jsonl, line, wait_until
 from tests.webhook_receiver import SECRET, Receiver
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -117,6 +117,13 @@ def test_refusals_carry_code_and_param(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refusal:
         client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"n": 1})  # type: ignore[dict-item]
     assert (refusal.value.code, refusal.value.param) == ("invalid_type", "metadata.n")
+
+
+@pytest.mark.parametrize("size", [MOST_BYTES + 1, 5 * MOST_BYTES, 20 * MOST_BYTES])
+def test_a_file_that_is_too_large(client: openai.OpenAI, size: int) -> None:
+    with pytest.raises(openai.APIStatusError) as refusal:
+        client.files.create(file=("in.jsonl", b"x" * size), purpose="user_data")
+    assert (refusal.value.status_code, refusal.value.code) == (413, "file_too_large")
 
 
 def test_pages_through_ninety_nine_batches(client: openai.OpenAI) -> None:
