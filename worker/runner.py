@@ -127,7 +127,7 @@ class _Serving:
             self._feed.push(self._lasting(partial(service.read_rows, self._ctx, self._claim, window)))
 
     def _collect(self) -> None:
-        while len(self._ready) < self._left:
+        while self._left:
             if self._host.out_of_time:
                 return self._give_up(lost=False)
             arrival = self._feed.next(max(0.0, min(self._seconds_to_write(), LONGEST_WAIT_SECONDS)))
@@ -135,10 +135,9 @@ class _Serving:
                 return self._give_up(lost=True)
             if arrival is not None:
                 self._ready.append(arrival)
-            due = len(self._ready) >= CHUNK_ROWS or self._seconds_to_write() <= 0
+            due = len(self._ready) in (CHUNK_ROWS, self._left) or self._seconds_to_write() <= 0
             if due and not self._goes_on(self._write()):
                 return None
-        self._write(done=True)
         return None
 
     def _seconds_to_write(self) -> float:
@@ -146,17 +145,12 @@ class _Serving:
         pause = CHUNK_SECONDS if self._ready else self._ctx.settings.lease_seconds / 3
         return self._written_at + pause - time.monotonic()
 
-    def _write(self, *, done: bool = False) -> Standing:
+    def _write(self) -> Standing:
         """Settle what is ready, which renews the lease too."""
         batch, self._ready = self._ready, []
-        peak = self._host.status().peak_memory_bytes if done else None
-        standing = self._lasting(
-            lambda: (
-                service.settle(self._ctx, self._claim, batch, done=done, peak_memory_bytes=peak)
-                if batch or done
-                else service.renew(self._ctx, self._claim)
-            )
-        )
+        peak = self._host.status().peak_memory_bytes if len(batch) == self._left else None
+        settle = partial(service.settle, self._ctx, self._claim, batch, peak_memory_bytes=peak)
+        standing = self._lasting(settle if batch else partial(service.renew, self._ctx, self._claim))
         self._left -= len(batch)
         self._written_at = time.monotonic()
         return standing
@@ -176,12 +170,8 @@ class _Serving:
         """Keep what is finished, and let somebody else have the rest."""
         self._feed.cancel()
         self._ready += self._feed.arrived()
-        done = len(self._ready) == self._left
-        if done or self._ready:
-            standing = self._write(done=done)
-            if done or not self._goes_on(standing):
-                return
-        self._hand_back(lost=lost)
+        if not self._ready or (self._goes_on(self._write()) and self._left):
+            self._hand_back(lost=lost)
 
     def _hand_back(self, *, lost: bool) -> None:
         try:

@@ -59,21 +59,16 @@ def read_rows(ctx: Context, claim: Claim, indexes: Sequence[int]) -> list[Row]:
     return [Row(row_index, custom_id, json.loads(body)) for row_index, custom_id, body in found]
 
 
-def settle(
-    ctx: Context,
-    claim: Claim,
-    batch: Sequence[RowResult],
-    *,
-    done: bool = False,
-    peak_memory_bytes: int | None = None,
-) -> Standing:
-    """Write outcomes and renew the lease in one transaction, if the claim still holds. `done` ends the shard in the same transaction."""
+def settle(ctx: Context, claim: Claim, batch: Sequence[RowResult], *, peak_memory_bytes: int | None = None) -> Standing:
+    """Write outcomes and renew the lease in one transaction, if the claim still holds; the last outcome ends the shard.
+
+    Safe to repeat after a commit whose answer was lost: what is written already is passed over.
+    """
     with ctx.database.write() as tx:
-        if not shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch), done=done):
+        if not shards.lock(tx, claim):
             return Standing.FENCED
-        asked, batch = len(batch), results.unwritten(tx, claim.job_id, batch)
-        if len(batch) < asked:
-            shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch) - asked)
+        batch = results.unwritten(tx, claim.job_id, batch)
+        shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch))
         job = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
         results.add(tx, claim.job_id, claim.attempt, job["settled"] - len(batch), batch)
         results.measure(tx, claim, job["model"], batch)
@@ -92,10 +87,10 @@ def renew(ctx: Context, claim: Claim) -> Standing:
 def close(ctx: Context, claim: Claim, why: Outcome) -> Standing:
     """End a held shard whose job was stopped: every row still owed is settled as `why`."""
     with ctx.database.write() as tx:
-        if not shards.hold(tx, claim, ctx.settings.lease_seconds):
+        if not shards.lock(tx, claim):
             return Standing.FENCED
         owed = settle_alike(tx, claim.job_id, claim.shard_no, claim.attempt, why, CLOSINGS[why])
-        shards.hold(tx, claim, ctx.settings.lease_seconds, owed, done=True)
+        shards.hold(tx, claim, ctx.settings.lease_seconds, owed)
         return Standing.HELD
 
 

@@ -29,7 +29,8 @@ def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch
         }
         for sequence, result in enumerate(batch, start=settled_before + 1)
     ]
-    tx.execute(sa.insert(results).values(settled_at=now()), values)
+    if values:
+        tx.execute(sa.insert(results).values(settled_at=now()), values)
 
 
 def unwritten(tx: sa.Connection, job_id: str, batch: Sequence[RowResult]) -> Sequence[RowResult]:

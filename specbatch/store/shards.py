@@ -53,11 +53,20 @@ def claim(
     return Claim(job_id, shard_no, taken.attempt, endpoint, mode, TaskType(taken.task)), taken.losses
 
 
-def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0, *, done: bool = False) -> bool:
-    """The fence: renew the lease and count, if no newer attempt took the shard. It locks the shard's row until the transaction ends."""
-    values: dict[str, Any] = {"lease_until": now() + seconds, "settled": shards.c.settled + settled}
-    if done:
-        values |= {"status": ShardStatus.DONE, "owner": None}
+def lock(tx: sa.Connection, claim: Claim) -> bool:
+    """The fence: false when a newer attempt took the shard. It locks the shard's row until the transaction ends."""
+    return tx.execute(sa.select(shards.c.shard_no).where(_held(claim)).with_for_update()).one_or_none() is not None
+
+
+def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0) -> bool:
+    """The fence again: renew the lease and count settled rows. With its last row a shard is done, in the same statement."""
+    after = shards.c.settled + settled
+    values: dict[str, Any] = {
+        "lease_until": now() + seconds,
+        "settled": after,
+        "status": sa.case((after >= shards.c.rows, ShardStatus.DONE.value), else_=shards.c.status),
+        "owner": sa.case((after >= shards.c.rows, sa.null()), else_=shards.c.owner),
+    }
     return tx.execute(sa.update(shards).where(_held(claim)).values(values)).rowcount == 1
 
 

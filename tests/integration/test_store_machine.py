@@ -139,16 +139,13 @@ class Store(RuleBasedStateMachine):
         taken = taken_now(self.ctx, job_id, shard_no)
         return multiple() if taken is None else taken
 
-    @rule(taken=claims, data=strategies.data(), done=strategies.booleans())
-    def settle(self, taken: Taken, data: strategies.DataObject, done: bool) -> None:
+    @rule(taken=claims, data=strategies.data())
+    def settle(self, taken: Taken, data: strategies.DataObject) -> None:
         """Any holder, however stale, writes any of the rows it was given, however often: as after a commit whose answer was lost."""
         owed = list(taken.owed)
         some = data.draw(strategies.lists(strategies.sampled_from(owed), unique=True)) if owed else []
         outcome = data.draw(strategies.sampled_from([Outcome.SUCCEEDED, Outcome.FAILED]))
-        if done:
-            with self.ctx.database.read() as tx:
-                some = [index for index in owed if index in _owed(tx, taken)]
-        service.settle(self.ctx, taken.claim, [ended(index, outcome) for index in some], done=done)
+        service.settle(self.ctx, taken.claim, [ended(index, outcome) for index in some])
 
     @rule(taken=claims)
     def renew_or_close(self, taken: Taken) -> None:
@@ -195,12 +192,6 @@ class Store(RuleBasedStateMachine):
             audit(self.ctx, job_id, ended=batches.get(self.ctx, job_id).status in TERMINAL)
 
 
-def _owed(tx: sa.Connection, taken: Taken) -> list[int]:
-    from specbatch.store.shards import unsettled
-
-    return unsettled(tx, taken.claim.job_id, taken.claim.shard_no)
-
-
 def settle_everything(ctx: Context, job_ids: list[str]) -> None:
     """Bounded rounds of what honest processes do. A batch that needs more is stuck."""
     for _ in range(30):
@@ -214,7 +205,7 @@ def settle_everything(ctx: Context, job_ids: list[str]) -> None:
         for job_id, shard_no in queued:
             hurry(ctx, job_id, shard_no)
             if (taken := taken_now(ctx, job_id, shard_no)) is not None:
-                service.settle(ctx, taken.claim, [ended(index) for index in taken.owed], done=True)
+                service.settle(ctx, taken.claim, [ended(index) for index in taken.owed])
         upkeep.sweep(ctx)
         while finalize.finalize_next(ctx, "reconciler"):
             pass
@@ -279,7 +270,7 @@ def _unreliable(ctx: Context, job_id: str, dice: random.Random) -> int:
             lapse(ctx, job_id, taken.claim.shard_no)
         while rest:
             some, rest = rest[:2], rest[2:]
-            if service.settle(ctx, taken.claim, [ended(index) for index in some], done=not rest) is Standing.FENCED:
+            if service.settle(ctx, taken.claim, [ended(index) for index in some]) is Standing.FENCED:
                 fenced += 1
                 break
     return fenced

@@ -3,6 +3,7 @@
 A request asks for its own in `metadata`: {"x-fault": "die"} ends the engine, `exit` the process, `refuse` is a 400, `error` a 500,
 `hang` waits until it is cancelled. With `_once` behind it, a fault happens to the first engine that sees this body and to no later one,
 in any process that shares the data directory. {"x-delay-ms": "50"} sets a row's own time.
+SPECBATCH_SCRIPTED_JOURNAL names a file to which every engine appends a line for each request that it starts, and that it has answered.
 SPECBATCH_SCRIPTED_FAULTS holds the engine's: `start` (it cannot start), `die:500` and `error:100` (every so many answers), comma-separated.
 """
 
@@ -11,11 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
+from pathlib import Path
 
 from specbatch.errors import UsageError
 from specbatch.settings import Settings
 
 FAULTS_VARIABLE = "SPECBATCH_SCRIPTED_FAULTS"
+JOURNAL_VARIABLE = "SPECBATCH_SCRIPTED_JOURNAL"
 PERIODIC = ("die", "error")
 
 
@@ -25,10 +29,17 @@ class Faults:
     def __init__(self, settings: Settings) -> None:
         self._marks = settings.home / "scripted-faults"
         self._every = _read(os.environ.get(FAULTS_VARIABLE, ""))
+        journal = os.environ.get(JOURNAL_VARIABLE)
+        self._journal = Path(journal).open("ab", buffering=0) if journal else None  # noqa: SIM115 - appended to as long as the engine lives
 
     @property
     def at_start(self) -> bool:
         return "start" in self._every
+
+    def note(self, event: str, request_id: str) -> None:
+        """One write a line: several processes share the journal."""
+        if self._journal is not None:
+            self._journal.write(f"{time.time():.3f} {os.getpid()} {event} {request_id}\n".encode())
 
     def choose(self, asked: object, body: dict[str, object], answers: int) -> str | None:
         """The fault of this request, the engine's `answers`th; what it asks for comes before the engine's own."""

@@ -84,9 +84,12 @@ class ScriptedEngine:
         if body.get("stream"):
             return streaming()
         metadata = request.metadata or {}
+        self._faults.note("started", request_id)
         await self._pass_time(float(metadata.get("x-delay-ms", self._settings.scripted_delay_ms)) / 1000)
         self._answers += 1
-        return await self._fault(metadata.get("x-fault"), body) or self._reply(request_id, endpoint, request)
+        reply = await self._fault(metadata.get("x-fault"), body) or self._reply(request_id, endpoint, request)
+        self._faults.note("answered", request_id)
+        return reply
 
     async def _pass_time(self, seconds: float | None) -> None:
         """Wait, or die with the engine. `None` waits for nothing but its death."""
