@@ -26,16 +26,16 @@ class Commands:
     def __init__(self, settings: Settings, **environment: str) -> None:
         self.environment = {**os.environ, **settings.environment(), "NO_COLOR": "1", **environment}
 
-    def run(self, *arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, stdin: bytes | None = None, seconds: float = 110.0) -> subprocess.CompletedProcess[str]:
         """A command's end. No command may leave a traceback."""
-        ended = subprocess.run(self._line(arguments), env=self.environment, capture_output=True, input=stdin, timeout=110, check=False)
+        ended = subprocess.run(self._line(arguments), env=self.environment, capture_output=True, input=stdin, timeout=seconds, check=False)
         told = subprocess.CompletedProcess(ended.args, ended.returncode, ended.stdout.decode(), ended.stderr.decode())
         assert "Traceback" not in told.stderr, told.stderr
         return told
 
-    def json(self, *arguments: object, code: int = 0) -> Any:
+    def json(self, *arguments: object, code: int = 0, seconds: float = 110.0) -> Any:
         """The one document on stdout."""
-        ended = self.run(*arguments, "--json")
+        ended = self.run(*arguments, "--json", seconds=seconds)
         assert ended.returncode == code, ended.stderr
         return json.loads(ended.stdout)
 
