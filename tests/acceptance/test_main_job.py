@@ -31,7 +31,8 @@ class Measured(NamedTuple):
 def measured(settings: Settings, batch_id: str) -> Measured:
     """What the database itself holds of a batch's rows."""
     query = sa.text("""
-        SELECT count(*), count(ttft_seconds + tpot_seconds + queue_seconds), sum(generated_tokens), sum(drafted_tokens), sum(accepted_tokens)
+        SELECT count(*), count(ttft_seconds + tpot_seconds + queue_seconds),
+               sum(generated_tokens), sum(drafted_tokens), sum(accepted_tokens)
         FROM measurements WHERE job_id = :job AND mode = 'ngram'
     """)
     with sa.create_engine(settings.sql_url, poolclass=sa.NullPool).connect() as connection:
