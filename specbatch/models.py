@@ -204,6 +204,7 @@ workers = Table(
     Column("modes", JSON, nullable=False),
     Column("withheld", JSON, nullable=False),  # mode -> why it is configured and not offered
     Column("mode", String(16)),  # of the engine that runs now
+    Column("endpoints", JSON),  # that its model answers; null until an engine has run
     Column("started_at", Double, nullable=False),
     Column("seen_at", Double, nullable=False, index=True),
 )

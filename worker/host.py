@@ -50,6 +50,11 @@ class EngineHost:
         return self._engine.model
 
     @property
+    def endpoints(self) -> tuple[str, ...]:
+        """What the model answers, known once an engine has started."""
+        return self._engine.endpoints
+
+    @property
     def ready(self) -> bool:
         return self._ready.is_set()
 

@@ -64,6 +64,7 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
                 "modes": supervisor.modes,
                 "withheld": supervisor.withheld,
                 "mode": host.mode if host.ready else None,
+                "endpoints": host.endpoints if host.ready else None,
             }
 
         def _told(self, verb: Any, **facts: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What OpenAI's contract does not have: lenient validation, idempotent creation, and webhooks.
+"""What the whole contract needs: lenient validation, idempotent creation, webhooks, and which endpoints a model answers.
 
 Revision ID: 0002
 Revises: 0001
@@ -21,6 +21,7 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("idempotency_digest", sa.String(length=64), nullable=True))
     op.add_column("jobs", sa.Column("webhook_url", sa.Text(), nullable=True))
     op.create_index(op.f("ix_jobs_idempotency_key"), "jobs", ["idempotency_key"], unique=True)
+    op.add_column("workers", sa.Column("endpoints", sa.JSON(), nullable=True))
     op.create_table(
         "webhooks",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -39,6 +40,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("webhooks")
+    op.drop_column("workers", "endpoints")
     op.drop_index(op.f("ix_jobs_idempotency_key"), table_name="jobs")
     for name in ("webhook_url", "idempotency_digest", "idempotency_key", "on_invalid"):
         op.drop_column("jobs", name)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, Outcome, RowResult, TaskType
-from specbatch.lines import Problem, Request, parse, read
+from specbatch.lines import ENDPOINTS, Problem, Request, parse, read
 from specbatch.service import files as stored
 from specbatch.service import offers, webhooks
 from specbatch.service.decider import Decider
@@ -33,9 +33,9 @@ def ingest_next(ctx: Context, owner: str) -> bool:
         rows.drop(tx, job["id"])
         jobs.renew(tx, job, ctx.settings.lease_seconds)  # many rows take long to drop
         known = files.get(tx, job["input_file_id"]) is not None
-        models = offers.models(ctx, tx)
+        models, answered = offers.models(ctx, tx), offers.endpoints(tx)
     path = stored.path(ctx, job["input_file_id"])
-    reading = _Reading(ctx, job, models)
+    reading = _Reading(ctx, job, models, answered)
     if not known or not path.exists():
         reading.note([Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
         _fail(ctx, job, reading)
@@ -61,8 +61,9 @@ def _settle(tx: sa.Connection, job: jobs.Job, before: int, ended: list[RowResult
 class _Reading:
     """One pass over a file. Remembers what the lines have in common, and their problems."""
 
-    def __init__(self, ctx: Context, job: jobs.Job, models: Mapping[str, str]) -> None:
+    def __init__(self, ctx: Context, job: jobs.Job, models: Mapping[str, str], answered: Mapping[str, frozenset[str]]) -> None:
         self._ctx, self._settings, self._job, self._models = ctx, ctx.settings, job, models
+        self._answered = answered
         self._decide: Decider | None = None
         self._open: dict[tuple[Mode, TaskType], tuple[int, int, int]] = {}  # its open shard, the rows and the bytes in it
         self._shards = 0
@@ -109,6 +110,9 @@ class _Reading:
         elif self.model_name and self._models[request.model] != self._models[self.model_name]:
             message = f"The model '{request.model}' does not match the rest of the batch, which uses '{self.model_name}'."
             yield Problem("mismatched_model", message, "body.model", number)
+        elif self._job["endpoint"] not in (answered := self._answered.get(self._models[request.model], ENDPOINTS)):
+            message = f"The model '{request.model}' cannot answer {self._job['endpoint']}. It answers: {', '.join(sorted(answered))}."
+            yield Problem("unsupported_endpoint", message, "url", number)
         self.model_name = self.model_name or (request.model if request.model in self._models else "")
 
     def _row(self, request: Request, number: int) -> tuple[dict[str, Any], RowResult | None]:

@@ -22,6 +22,15 @@ def models(ctx: Context, tx: sa.Connection) -> dict[str, str]:
     return names
 
 
+def endpoints(tx: sa.Connection) -> dict[str, frozenset[str]]:
+    """The endpoints that each model answers, for those of which an engine has run within a day."""
+    found: dict[str, frozenset[str]] = {}
+    for worker in workers.alive(tx, REMEMBER_SECONDS):
+        if worker["endpoints"]:
+            found[worker["model"]] = found.get(worker["model"], frozenset()) | frozenset(worker["endpoints"])
+    return found
+
+
 def offer(ctx: Context, tx: sa.Connection, model: str) -> Offer:
     """What the workers of a model offer; while none is there, this machine's own settings, or what the last workers offered."""
     if (found := lately(tx, model)).modes:

@@ -117,10 +117,13 @@ def alive(
     modes: Sequence[Mode],
     withheld: Mapping[Mode, str],
     mode: Mode | None,
+    endpoints: Sequence[str] | None = None,
 ) -> None:
-    """A worker's sign of life, with what it offers."""
+    """A worker's sign of life, with what it offers. `endpoints` is None while no engine of it runs."""
     with ctx.database.write() as tx:
-        workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, withheld=withheld, mode=mode)
+        workers.seen(
+            ctx.database, tx, worker_id, model=model, names=names, modes=modes, withheld=withheld, mode=mode, endpoints=endpoints
+        )
 
 
 def backlog(ctx: Context, model: str) -> list[tuple[Mode, int, float]]:

@@ -23,9 +23,12 @@ def seen(
     modes: Sequence[Mode],
     withheld: Mapping[Mode, str],
     mode: Mode | None,
+    endpoints: Sequence[str] | None,
 ) -> None:
-    """A sign of life; the first one registers the worker."""
+    """A sign of life; the first one registers the worker. Endpoints that are not known now stay as they were."""
     facts = {"model": model, "names": list(names), "modes": list(modes), "withheld": dict(withheld), "mode": mode}
+    if endpoints is not None:
+        facts["endpoints"] = list(endpoints)
     statement = database.insert(workers).values(id=worker_id, started_at=now(), seen_at=now(), **facts)
     tx.execute(statement.on_conflict_do_update(index_elements=[workers.c.id], set_={**facts, "seen_at": now()}))
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from specbatch.domain import Outcome, Row, RowResult
+from specbatch.context import Context
+from specbatch.domain import Mode, Outcome, Row, RowResult
+from specbatch.service import shards
+from specbatch.serving import resolve_model
 from tests.server_fixtures import CHAT, Desk, file_lines, line, refused, succeed
 
 Upload = Callable[..., str]
@@ -83,6 +86,25 @@ def test_a_validation_that_is_done_again_counts_once(api: TestClient, desk: Desk
     desk.validate()
     assert api.get(f"/v1/batches/{batch_id}").json()["request_counts"] == {"total": 3, "completed": 0, "failed": 2}
     assert [each["sequence"] for each in api.get(f"/v1/batches/{batch_id}/results").json()["data"]] == [1, 2]
+
+
+def test_a_model_that_cannot_answer_the_endpoint_is_refused_naming_why(
+    ctx: Context, api: TestClient, desk: Desk, upload: Upload, create: Create
+) -> None:
+    model, names = resolve_model(ctx.settings), ["default"]
+    shards.alive(ctx, "w", model=model, names=names, modes=[Mode.PLAIN], withheld={}, mode=Mode.PLAIN, endpoints=["/v1/embeddings"])
+    shards.alive(ctx, "w", model=model, names=names, modes=[Mode.PLAIN], withheld={}, mode=None)  # its engine starts anew
+    chat = create(upload(line("a"), line("b")))["id"]
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"model": "default", "input": "hi"}}
+    embeddings = create(upload(request), endpoint="/v1/embeddings")["id"]
+    desk.validate()
+    errors = api.get(f"/v1/batches/{chat}").json()["errors"]["data"]
+    assert [(error["line"], error["code"], error["param"]) for error in errors] == [
+        (1, "unsupported_endpoint", "url"),
+        (2, "unsupported_endpoint", "url"),
+    ]
+    assert errors[0]["message"] == "The model 'default' cannot answer /v1/chat/completions. It answers: /v1/embeddings."
+    assert api.get(f"/v1/batches/{embeddings}").json()["status"] == "in_progress"
 
 
 @pytest.mark.parametrize("on_invalid", ["fail", "skip"])

@@ -31,6 +31,10 @@ class Engine(Protocol):
     model: str
     mode: Mode
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The paths that this model answers. Known once the engine has started."""
+
     async def start(self) -> None:
         """Load and become ready. Raises EngineStartError with words that say what to do."""
 

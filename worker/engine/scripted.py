@@ -39,6 +39,14 @@ class ScriptedEngine:
         self._slots = asyncio.Semaphore(settings.max_num_seqs) if settings.max_num_seqs else None
         self._death: asyncio.Event | None = None
         self._faults = Faults(settings)
+        self._replies: dict[str, Callable[[str, ScriptedRequest], Reply]] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": self._completion,
+            "/v1/responses": self._response,
+            "/v1/embeddings": self._embedding,
+            "/v1/score": self._score,
+            "/v1/rerank": self._rerank,
+        }
         self._answers = self._running = self._drafted = self._accepted = self._generated = self._steps = 0
 
     async def start(self) -> None:
@@ -53,6 +61,10 @@ class ScriptedEngine:
                 return await self._answer(request_id, endpoint, body)
         finally:
             self._running -= 1
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(self._replies)
 
     def status(self) -> EngineStatus:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -120,17 +132,9 @@ class ScriptedEngine:
         return None
 
     def _reply(self, request_id: str, endpoint: str, request: ScriptedRequest) -> Reply:
-        answers: dict[str, Callable[[str, ScriptedRequest], Reply]] = {
-            "/v1/chat/completions": self._chat,
-            "/v1/completions": self._completion,
-            "/v1/responses": self._response,
-            "/v1/embeddings": self._embedding,
-            "/v1/score": self._score,
-            "/v1/rerank": self._rerank,
-        }
-        answer = answers.get(endpoint)
+        answer = self._replies.get(endpoint)
         if answer is None:
-            return unknown_endpoint(endpoint, tuple(answers))
+            return unknown_endpoint(endpoint, tuple(self._replies))
         if request.model is not None and request.model not in self._names:
             return unknown_model(request.model)
         if self.mode is not Mode.PLAIN and (request.min_p or request.logit_bias):

@@ -93,6 +93,10 @@ class VllmEngine:
             raise EngineDied("vLLM died while it answered")
         return _reply(answered)
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return tuple(self._endpoints)
+
     def status(self) -> EngineStatus:
         running = self._engine.get_num_unfinished_requests() if self._engine is not None else 0
         done = self._counts
