@@ -72,7 +72,7 @@ def _engine(settings: Settings) -> tuple[str, str]:
         if (found := _version(name)) is not None:
             return f"{name} {found}", ""
     extra = "gpu" if has_gpu() else "cpu"
-    return "vLLM is not installed", f"run `pip install 'specbatch[{extra}]'`, or `make setup` in a checkout"
+    return "vLLM is not installed", f"run `pip install '.[{extra}]'` in a checkout of specbatch"
 
 
 def _torch(settings: Settings) -> tuple[str, str]:
