@@ -250,9 +250,10 @@ def report(arguments: argparse.Namespace) -> None:
         result = found[name]
         started = result.get("started", {})
         print(f"- {name}: start {started.get('start_seconds', 0):.0f} s, {'; '.join(result.get('log', []))}")
-    for file in files:
-        if file.name.startswith("bulk-"):
-            print(f"- {file.stem}: {json.loads(file.read_text())['tokens_per_second']:,.0f} tokens/s")
+    rates = {file.stem: json.loads(file.read_text())["tokens_per_second"] for file in files if file.name.startswith("bulk-")}
+    for name, rate in rates.items():
+        share = f", {rate / rates['bulk-generate']:.2f} of LLM.generate" if "bulk-generate" in rates else ""
+        print(f"- {name}: {rate:,.0f} tokens/s{share}")
 
 
 def cell(speed: Speed | None) -> str:
@@ -282,7 +283,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--out", type=Path, required=True, help="for the results")
         command.add_argument("--home", type=Path, required=True, help="for the engines' logs and the system's data")
         command.add_argument("--dtype", default="bfloat16")
-        command.add_argument("--seconds", type=float, default=110.0, help="of measuring, for each engine")
+        command.add_argument("--seconds", type=float, default=90.0, help="of measuring, for each engine")
         command.add_argument("--point-seconds", type=float, default=12.0)
         command.add_argument("--most", type=int, default=max(LOADS), help="the largest load")
         command.add_argument("--rows", type=int, default=1500)
