@@ -167,6 +167,36 @@ def write_qwen2(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def write_eagle(target: Path, folder: Path, *, generation: int = 1, seed: int = 2) -> Path:
+    """A random EAGLE head (`generation` 1, or 3 for EAGLE3) for the Llama in `target`, as heads are published: no tokenizer, no embedding.
+
+    `fc` joins an embedding and a hidden state (EAGLE), or the hidden states of both layers (EAGLE3, whose own layer takes twice the width).
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True)
+    config = json.loads((target / "config.json").read_text())
+    weights = load_file(target / "model.safetensors")
+    hidden, layer = config["hidden_size"], "layers.0" if generation == 1 else "midlayer"
+    first = {name.replace("model.layers.0", layer): tensor for name, tensor in weights.items() if name.startswith("model.layers.0.")}
+    generator = torch.Generator().manual_seed(seed)
+    if generation == 1:
+        del first[f"{layer}.input_layernorm.weight"]
+        changes: dict[str, Any] = {"architectures": ["LlamaForCausalLM"]}
+    else:
+        for name in (f"{layer}.self_attn.{part}_proj.weight" for part in "qkv"):
+            first[name] = 0.2 * torch.randn(first[name].shape[0], 2 * hidden, generator=generator)
+        first[f"{layer}.hidden_norm.weight"] = torch.ones(hidden)
+        first |= {"norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
+        taken = {"eagle_aux_hidden_state_layer_ids": [0, 1], "use_aux_hidden_state": True}
+        changes = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config["vocab_size"], "eagle_config": taken} | taken
+    first["fc.weight"] = 0.2 * torch.randn(hidden, 2 * hidden, generator=generator)
+    save_file(first, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1} | changes))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Path]], Path]:
     """Makes a named folder once a session: `tiny_model("wide", lambda folder: write_llama(folder, hidden_size=128))`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from specbatch.errors import EngineStartError
+from specbatch.processes import ERROR_PREFIX
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,3 +186,17 @@ def _write_tokenizer(fields: dict[str, Any], target: Path) -> None:
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    """`python -m worker.builtin CACHE` prints the folder, for commands that stand outside the worker."""
+    try:
+        print(folder(Path(sys.argv[1])))
+    except EngineStartError as failure:
+        print(f"{ERROR_PREFIX}{failure.message}", file=sys.stderr)
+        return failure.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

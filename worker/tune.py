@@ -8,17 +8,15 @@ last tokens is what a running worker looks like. Beyond the largest load of a cl
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbatch import logs, workload
+from specbatch import errand, logs, workload
 from specbatch.domain import Measurement, Mode, Reply, TaskType
 from specbatch.errors import EngineStartError, SpecbatchError
 from specbatch.machine import this_machine
@@ -193,8 +191,7 @@ def main() -> int:
     try:
         settings = load()
         logs.configure(settings)
-        trial = Trial.model_validate_json(sys.stdin.readline())
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        trial = Trial.model_validate_json(errand.receive())
         asyncio.run(run(trial, settings, lambda event: print(event.model_dump_json(), flush=True)))
     except SpecbatchError as failure:
         print(f"{ERROR_PREFIX}{failure.message}", file=sys.stderr)
@@ -202,13 +199,6 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return 0
-
-
-def _end_with_parent() -> None:
-    """Whoever started this holds the other end of standard input; when that closes nobody is left to tell."""
-    while sys.stdin.readline():
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

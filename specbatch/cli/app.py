@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specbatch.cli import database, doctor, generate, insight, jobs, run, serve, tune
+from specbatch.cli import check, database, doctor, generate, insight, jobs, run, serve, tune, verify
 from specbatch.cli.flags import SHARED, flag
 
 app = typer.Typer(
@@ -59,6 +59,8 @@ for command in (
     app.command()(command)
 for command in (tune.tune, tune.bench):
     app.command(rich_help_panel="Speed on this machine")(command)
+for command in (check.check, verify.verify):
+    app.command(rich_help_panel="Proof")(command)
 for command in (serve.worker, serve.reconciler, serve.api):
     app.command(rich_help_panel="Parts of a deployment")(command)
 app.add_typer(database.app, name="db", rich_help_panel="Parts of a deployment")

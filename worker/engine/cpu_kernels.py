@@ -1,10 +1,13 @@
-"""Loaded inside vLLM's worker process on a CPU, as its worker extension: a kernel that vLLM 0.32 has wrong there."""
+"""Loaded inside vLLM's worker process on a CPU, as its worker extension: what vLLM 0.32 has wrong about sampled speculation there."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from vllm.triton_utils.dispatcher import register_kernels
+from vllm.v1.sample.ops import topk_topp_sampler
+
+apply_top_k = topk_topp_sampler.apply_top_k_only
 
 
 def expand(output_ptr: Any, input_ptr: Any, cu_num_tokens_ptr: Any, replace_from: int, replace_to: int, MAX_NUM_TOKENS: int) -> None:
@@ -18,7 +21,13 @@ def expand(output_ptr: Any, input_ptr: Any, cu_num_tokens_ptr: Any, replace_from
     output_ptr.copy_(values.repeat_interleave(counts))
 
 
+def apply_top_k_to_any(logits: Any, k: Any) -> Any:
+    """[tokens, vocabulary] masked beyond each token's top k. vLLM's own fails, and its engine dies, in a step where nothing was drafted."""
+    return apply_top_k(logits, k) if len(logits) else logits
+
+
 register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
+topk_topp_sampler.apply_top_k_only = apply_top_k_to_any
 
 
 class CpuKernels:
