@@ -60,7 +60,7 @@ def test_two_hundred_thousand_lines(api: TestClient, ctx: Context, desk: Desk, c
 
 
 def test_more_problems_than_are_listed(api: TestClient, ctx: Context, desk: Desk, create: Create, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbatch.service.ingest.MOST_PROBLEMS", 3)
+    monkeypatch.setattr("specbatch.service.reading.MOST_PROBLEMS", 3)
     content = b"".join(json.dumps(line(str(number), stream=True)).encode() + b"\n" for number in range(5))
     batch_id = create(files.upload(ctx, "in.jsonl", "batch", [content]).id)["id"]
     desk.validate()
