@@ -283,7 +283,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--out", type=Path, required=True, help="for the results")
         command.add_argument("--home", type=Path, required=True, help="for the engines' logs and the system's data")
         command.add_argument("--dtype", default="bfloat16")
-        command.add_argument("--seconds", type=float, default=90.0, help="of measuring, for each engine")
+        command.add_argument("--seconds", type=float, default=185.0, help="for each engine, its start included")
         command.add_argument("--point-seconds", type=float, default=12.0)
         command.add_argument("--most", type=int, default=max(LOADS), help="the largest load")
         command.add_argument("--rows", type=int, default=1500)

@@ -26,7 +26,7 @@ class Point(_Value):
 
 
 class Trial(_Value):
-    """K is the mode's: 0 in plain. `seconds` bounds the measuring, without the start; points that did not fit are left out."""
+    """K is the mode's: 0 in plain. `seconds` bounds the engine's start and the measuring; points that did not fit are left out."""
 
     mode: Mode
     k: int = Field(ge=0)

@@ -57,11 +57,12 @@ async def run(trial: Trial, settings: Settings, tell: Tell, make: Build = build)
         machine = this_machine(settings)
         tell(Started(start_seconds=start_seconds, vllm=machine.vllm, device=machine.device))
         await _warm_up(engine)
-        until = time.monotonic() + trial.seconds
         for point in trial.points:
-            if time.monotonic() >= until:
+            if time.monotonic() >= began + trial.seconds:
                 break
-            tell(Measured(speed=await measure(engine, trial, point, start_seconds)))
+            speed = await measure(engine, trial, point, start_seconds)
+            if speed.tokens_per_second > 0:  # too slow for a single token within the window: nothing to keep
+                tell(Measured(speed=speed))
     except EngineDied as died:
         raise EngineStartError(f"the engine died while {trial.mode} was measured: {died}") from died
     finally:

@@ -73,8 +73,8 @@ def tune(
     start_seconds = max((each.start_seconds or 0.0 for each in kept), default=0.0)
     left = sum(len(points) for _, _, points in to_do)
     for mode, k, points in to_do:
-        remaining = until - time.monotonic() - start_seconds
-        if remaining < WORTH_A_START:
+        remaining = until - time.monotonic()
+        if remaining - start_seconds < WORTH_A_START:
             break
         yield Starting(mode, k, len(points))
         environment = {**ctx.settings.environment(), "SPECBATCH_TOKENS_BY_BATCH_SIZE": ""}
