@@ -14,11 +14,18 @@ from specbatch.domain import Mode
 from specbatch.errors import ServiceUnavailable
 
 RUN_SHARD = "specbatch.run_shard"
+LOST_FIRST, IN_TURN = 0, 3  # Celery on Redis keeps a list for each priority, and empties that of the lowest number first
 
 
 def queue_name(model: str, mode: Mode) -> str:
     """One queue for each (model, mode), because an engine serves one of each."""
     return f"specbatch.{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-')}.{mode}"
+
+
+def lists(model: str, mode: Mode) -> tuple[str, str]:
+    """The Redis lists behind a queue, by kombu's names: what was lost, and what waits its turn."""
+    name = queue_name(model, mode)
+    return name, f"{name}\x06\x16{IN_TURN}"
 
 
 def celery_app(redis_url: str) -> Celery:
@@ -58,12 +65,18 @@ class Queue:
         self._app = celery_app(redis_url)
         self._redis = _client(redis_url)
 
-    def publish(self, shards: Iterable[tuple[str, int, str, Mode]]) -> None:
-        """Send (job_id, shard_no, model, mode) to their queues. Raises ServiceUnavailable; what was not sent is sent by a later sweep."""
+    def publish(self, shards: Iterable[tuple[str, int, str, Mode]], *, again: bool = False) -> None:
+        """Send (job_id, shard_no, model, mode) to their queues. `again`: they were lost once, and go before all that wait.
+
+        Raises ServiceUnavailable; what was not sent is sent by a later sweep.
+        """
+        priority = LOST_FIRST if again else IN_TURN
         try:
             with self._app.producer_pool.acquire(block=True, timeout=5) as producer:
                 for job_id, shard_no, model, mode in shards:
-                    self._app.send_task(RUN_SHARD, args=(job_id, shard_no), queue=queue_name(model, mode), producer=producer)
+                    self._app.send_task(
+                        RUN_SHARD, args=(job_id, shard_no), queue=queue_name(model, mode), priority=priority, producer=producer
+                    )
         except (OperationalError, redis.RedisError, OSError) as failure:
             raise ServiceUnavailable(
                 f"Redis does not answer: {failure}; shards stay in the database and are sent again", code="redis_unavailable"
@@ -72,7 +85,7 @@ class Queue:
     def depth(self, model: str, mode: Mode) -> int:
         """Messages that wait, without those that a worker holds."""
         try:
-            return int(self._redis.llen(queue_name(model, mode)))
+            return sum(int(self._redis.llen(name)) for name in lists(model, mode))
         except (redis.RedisError, OSError) as failure:
             raise ServiceUnavailable(f"Redis does not answer: {failure}", code="redis_unavailable") from failure
 

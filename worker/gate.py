@@ -21,12 +21,13 @@ class Gate:
         return self._inside + self._alone
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self) -> Iterator[bool]:
+        """Always entered, in the end: what is inside alone has an end."""
         with self._changed:
             self._changed.wait_for(lambda: not self._alone and not self._waiting_alone)
             self._inside += 1
         try:
-            yield
+            yield True
         finally:
             with self._changed:
                 self._inside -= 1

@@ -32,6 +32,7 @@ class Lasting(Protocol):
 CHUNK_ROWS = 200
 CHUNK_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 2.0  # between two tries to reach the database; the reconciler waits for it after an outage
+WAIT_SECONDS = 0.5  # at the gate, between two looks at whether this worker stops
 LONGEST_WAIT_SECONDS = 0.5  # so that a stop is noticed
 LOST_DELAY_SECONDS = 1.0
 STOPS = {Standing.CANCELLED: Outcome.CANCELLED, Standing.EXPIRED: Outcome.EXPIRED}
@@ -43,22 +44,31 @@ class Runner:
         self._host = host
         self._owner = owner
 
-    def run(self, job_id: str, shard_no: int) -> None:
-        """Serve a shard, if it is to be had. Whatever happens here, the shard stays somebody's: ours, the queue's or the reconciler's."""
+    def run(self, job_id: str, shard_no: int) -> bool:
+        """Serve a shard, if it is to be had. Whatever happens here, the shard stays somebody's: ours, the queue's or the reconciler's.
+
+        False when this worker stops before it could ask: the message is still good.
+        """
         while self._host.wait_ready():
-            with self._host.gate.together():
-                if not self._host.ready:
-                    continue  # it died while we waited at the gate
-                claim = partial(service.claim, self._ctx, job_id, shard_no, model=self._host.model, mode=self._host.mode, owner=self._owner)
-                taken = self._lasting(claim)
-                if taken is None:
-                    log.info("%s/%d: not to be had; the message is dropped", job_id, shard_no)
-                    return
-                serving = _Serving(self._ctx, self._host, taken, self._lasting)
-                if not taken.suspect:
-                    return serving.serve()
-            with self._host.gate.alone(self._ctx.settings.lease_seconds / 3, serving.keep) as entered:
-                return serving.serve() if entered and serving.finds_its_engine() else None
+            suspect = self._lasting(partial(service.suspect, self._ctx, job_id, shard_no))
+            with self._host.gate.alone(WAIT_SECONDS, self._goes_on) if suspect else self._host.gate.together() as entered:
+                if entered and self._host.ready:  # else the engine died, or was exchanged, while we waited at the gate
+                    self._serve(job_id, shard_no, alone=suspect)
+                    return True
+        return False
+
+    def _serve(self, job_id: str, shard_no: int, *, alone: bool) -> None:
+        claim = partial(service.claim, self._ctx, job_id, shard_no, model=self._host.model, mode=self._host.mode, owner=self._owner)
+        taken = self._lasting(claim)
+        if taken is None:
+            log.info("%s/%d: not to be had; the message is dropped", job_id, shard_no)
+        elif taken.suspect and not alone:
+            service.hand_back(self._ctx, taken.claim, lost=False)  # it was lost since we asked
+        else:
+            _Serving(self._ctx, self._host, taken, self._lasting).serve()
+
+    def _goes_on(self) -> bool:
+        return not self._host.stopping.is_set()
 
     def _lasting(self, work: Callable[[], T]) -> T:
         """Do it once the database answers again, however long that takes; a worker whose time is up leaves it to others."""
@@ -97,24 +107,6 @@ class _Serving:
             self._feed.cancel()
             self._hand_back(lost=not isinstance(failure, ServiceUnavailable))
             raise
-
-    def keep(self) -> bool:
-        """Renew while nothing is in the engine. False when the shard is no longer ours to run."""
-        if self._host.out_of_time:
-            self._hand_back(lost=False)
-            return False
-        return self._goes_on(self._lasting(lambda: service.renew(self._ctx, self._claim)))
-
-    def finds_its_engine(self) -> bool:
-        """Alone: wait for an engine. False when the shard is no longer ours, or the engine was exchanged for one of another mode."""
-        while not self._host.ready:
-            self._host.wait_ready(self._ctx.settings.lease_seconds / 3)
-            if not self.keep():
-                return False
-        if self._host.mode is not self._claim.mode:
-            self._hand_back(lost=False)
-            return False
-        return True
 
     @property
     def _claim(self) -> Claim:

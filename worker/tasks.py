@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from celery import Celery
+from celery.exceptions import Reject
 
 from specbatch.queue import RUN_SHARD
 from worker.runner import Runner
@@ -11,4 +12,5 @@ from worker.runner import Runner
 def register(app: Celery, runner: Runner) -> None:
     @app.task(name=RUN_SHARD, ignore_result=True)
     def run_shard(job_id: str, shard_no: int) -> None:
-        runner.run(job_id, shard_no)
+        if not runner.run(job_id, shard_no):
+            raise Reject("this worker stops", requeue=True)

@@ -41,6 +41,12 @@ class Taken:
     suspect: bool
 
 
+def suspect(ctx: Context, job_id: str, shard_no: int) -> bool:
+    """Whether a shard has seen an engine or a worker die. Only who can run it alone claims it: waiting for that is not running."""
+    with ctx.database.read() as tx:
+        return shards.losses(tx, job_id, shard_no) > 0
+
+
 def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str) -> Taken | None:
     """Take a shard of this model and mode, or None when it is not to be had: done, stopped, redirected, or in another worker's hands."""
     with ctx.database.write() as tx:
@@ -121,9 +127,7 @@ def alive(
 ) -> None:
     """A worker's sign of life, with what it offers. `endpoints` is None while no engine of it runs."""
     with ctx.database.write() as tx:
-        workers.seen(
-            ctx.database, tx, worker_id, model=model, names=names, modes=modes, withheld=withheld, mode=mode, endpoints=endpoints
-        )
+        workers.seen(ctx.database, tx, worker_id, model=model, names=names, modes=modes, withheld=withheld, mode=mode, endpoints=endpoints)
 
 
 def backlog(ctx: Context, model: str) -> list[tuple[Mode, int, float]]:

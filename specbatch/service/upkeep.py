@@ -140,7 +140,9 @@ def publish(ctx: Context, tally: Tally) -> None:
         while True:
             with ctx.database.read() as tx:
                 lost = shards.unpublished(tx, model, mode, patience, ctx.settings.max_attempts, SOME)
-            ctx.queue.publish((shard["job_id"], shard["shard_no"], model, mode) for shard in lost)
+            for again in (True, False):
+                some = (shard for shard in lost if (shard["attempt"] > 0 or shard["losses"] > 0) is again)
+                ctx.queue.publish(((shard["job_id"], shard["shard_no"], model, mode) for shard in some), again=again)
             with ctx.database.write() as tx:
                 shards.stamp_published(tx, lost)
             tally.published += len(lost)

@@ -53,6 +53,10 @@ def claim(
     return Claim(job_id, shard_no, taken.attempt, endpoint, mode, TaskType(taken.task)), taken.losses
 
 
+def losses(tx: sa.Connection, job_id: str, shard_no: int) -> int:
+    return tx.execute(sa.select(shards.c.losses).where(_is(job_id, shard_no))).scalar_one_or_none() or 0
+
+
 def lock(tx: sa.Connection, claim: Claim) -> bool:
     """The fence: false when a newer attempt took the shard. It locks the shard's row until the transaction ends."""
     return tx.execute(sa.select(shards.c.shard_no).where(_held(claim)).with_for_update()).one_or_none() is not None

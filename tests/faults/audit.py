@@ -40,6 +40,7 @@ def audit(ctx: Context, job_id: str, *, ended: bool = True) -> Tally:
         if job["validated_at"] is not None and job["status"] != JobStatus.FAILED:
             _check_job(tx, job, outcomes)
             _check_shards(tx, job, parts)
+            _check_fence(tx, job)
             _check_measurements(tx, job)
     often = [part for part in parts if part["losses"] > ctx.settings.max_attempts]
     assert not often, f"lost more than {ctx.settings.max_attempts} times: {often}"
@@ -79,6 +80,16 @@ def _check_shards(tx: sa.Connection, job: Record, parts: list[Record]) -> None:
         assert part["rows"] == held, f"shard {part['shard_no']} counts {part['rows']} rows and has {held}"
         assert part["settled"] == settled, f"shard {part['shard_no']} counts {part['settled']} settled rows and has {settled}"
         assert part["status"] != ShardStatus.DONE or settled == held, f"shard {part['shard_no']} is done and owes {held - settled} rows"
+
+
+def _check_fence(tx: sa.Connection, job: Record) -> None:
+    """Within a shard no attempt writes after a newer one has written."""
+    joined = sa.and_(rows.c.job_id == results.c.job_id, rows.c.row_index == results.c.row_index)
+    query = sa.select(rows.c.shard_no, results.c.attempt).join(results, joined).where(rows.c.job_id == job["id"])
+    newest: dict[int, int] = {}
+    for shard_no, attempt in tx.execute(query.order_by(results.c.sequence)):
+        assert attempt >= newest.get(shard_no, 0), f"in shard {shard_no}, attempt {attempt} wrote after attempt {newest[shard_no]}"
+        newest[shard_no] = attempt
 
 
 def _check_measurements(tx: sa.Connection, job: Record) -> None:

@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from specbatch import migration
@@ -127,7 +128,7 @@ def _reckon(scene: Scene, seed: int, minutes: float, database: str) -> dict[str,
         "losses": losses,
         "most_attempts": most_attempts,
         "recovery_seconds": {
-            name: {"times": len(took), "median": round(sorted(took)[len(took) // 2], 1), "most": round(max(took), 1)}
+            name: {"times": len(took), "median": round(median(took), 1), "most": round(max(took), 1)}
             for name, took in sorted(recovered.items())
         },
     }

@@ -42,6 +42,14 @@ class Process:
         if self._process.is_alive():
             os.kill(self.pid, number)
 
+    def pending(self) -> bool:
+        """Whether a signal waits to be taken."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except FileNotFoundError:
+            return False
+        return any(line.startswith(("SigPnd", "ShdPnd")) and int(line.split()[1], 16) for line in status.splitlines())
+
     def kill(self) -> None:
         """kill -9, and wait until the kernel has done it."""
         self.send(signal.SIGKILL)

@@ -65,7 +65,7 @@ def lose_messages(every: str) -> None:
 
     publish, count = Queue.publish, iter(range(1_000_000))
 
-    def publish_most(self: Queue, sent: Any) -> None:
-        publish(self, [shard for shard in sent if next(count) % int(every)])
+    def publish_most(self: Queue, shards: Any, *, again: bool = False) -> None:
+        publish(self, [shard for shard in shards if next(count) % int(every)], again=again)
 
-    Queue.publish = publish_most  # type: ignore[assignment,method-assign]
+    Queue.publish = publish_most  # type: ignore[method-assign]

@@ -47,7 +47,7 @@ class Hints(Queue):
         self.down = False
         self.sent: list[tuple[str, int]] = []
 
-    def publish(self, shards: Iterable[tuple[str, int, str, Mode]]) -> None:
+    def publish(self, shards: Iterable[tuple[str, int, str, Mode]], *, again: bool = False) -> None:
         for job_id, shard_no, *_ in shards:
             if self.down:
                 raise ServiceUnavailable("down", code="redis_unavailable")
