@@ -10,7 +10,7 @@ from typing import Any
 
 from specbatch.domain import Measurement, Mode, Reply
 from specbatch.settings import Settings
-from worker.engine.base import EngineStatus
+from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.replies import error_reply
 
 WORDS = " abcdefghijklmnop"
@@ -59,6 +59,10 @@ class ChainEngine:
         asked = self._change(body)
         if self.mode is not Mode.PLAIN and asked.get("min_p"):
             return error_reply(400, "min_p is refused under speculation")
+        if asked.get("die"):
+            self.running = False
+        if self.dead:
+            raise EngineDied("the table is gone")
         choices = [self._choice(asked, index) for index in range(asked.get("n", 1))]
         drafted = 0 if self.mode is Mode.PLAIN else sum(len(choice["token_ids"]) for choice in choices)
         self._drafted += drafted

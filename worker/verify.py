@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from specbatch import errand, frequencies, logs, lossless
 from specbatch.domain import Mode
@@ -18,7 +19,7 @@ from specbatch.settings import Settings, load
 from worker import engine as engines
 from worker.engine.base import Engine, EngineDied
 from worker.interview import Asked, Session, ask, interview
-from worker.probes import greedy_probes, stop_probe
+from worker.probes import Probe, greedy_probes, stop_probe
 
 ANOTHER_BATCH = 2  # requests in flight of the second plain run: its arithmetic is that of other batches
 
@@ -27,7 +28,28 @@ Say = Callable[[str], None]
 
 
 async def verify(build: Build, settings: Settings, parameters: Parameters, say: Say) -> Report:
-    """Ask plain decoding, then each mode. Raises EngineStartError; EngineDied becomes one, with the mode's name."""
+    """Ask plain decoding, then each mode. Raises EngineStartError, also when plain decoding dies; a mode that dies has a fault."""
+    try:
+        probes, noise, plain, model = await _plain(build, settings, parameters, say)
+    except EngineDied as died:
+        raise EngineStartError(f"the engine died in mode plain: {died}. vLLM's log: {_log(settings)}") from died
+    tolerance = lossless.tolerance(noise)
+    reports = []
+    for mode in parameters.modes:
+        try:
+            async with _running(build, settings, mode, say) as engine:
+                # Seeds of its own: with plain decoding's, both would draw the same first tokens, and the tests ask for independent draws.
+                asked = await interview(engine, probes, parameters, range(parameters.seeds, 2 * parameters.seeds))
+            say(f"{mode}: judging")
+            cases = _judge(plain, asked, tolerance)
+        except EngineDied as died:
+            cases = [_faulty("engine", f"it died of requests that plain decoding answers ({died}). vLLM's log: {_log(settings)}")]
+        reports.append(ModeReport(mode=mode, cases=tuple(cases)))
+    return Report(model=model, noise=noise, tolerance=tolerance, modes=tuple(reports))
+
+
+async def _plain(build: Build, settings: Settings, parameters: Parameters, say: Say) -> tuple[list[Probe], float, Session, str]:
+    """The deterministic probes, the noise between two runs, plain decoding's session, and the model's name."""
     async with _running(build, settings, Mode.PLAIN, say) as engine:
         probes = greedy_probes(parameters.n)
         first, again = await ask(engine, probes[0]), await ask(engine, probes[0], at_once=ANOTHER_BATCH)
@@ -35,15 +57,7 @@ async def verify(build: Build, settings: Settings, parameters: Parameters, say: 
         noise = lossless.noise(zip(first.choices(), again.choices(), strict=True))
         probes.append(stop_probe([answer.text for answer in first.choices()], probes[0].bodies))
         plain = await interview(engine, probes, parameters, range(parameters.seeds))
-        model = engine.model
-    reports = []
-    for mode in parameters.modes:
-        async with _running(build, settings, mode, say) as engine:
-            # Seeds of its own: with plain decoding's, both would draw the same first tokens, and the tests ask for independent draws.
-            asked = await interview(engine, probes, parameters, range(parameters.seeds, 2 * parameters.seeds))
-        say(f"{mode}: judging")
-        reports.append(ModeReport(mode=mode, cases=tuple(_judge(plain, asked, lossless.tolerance(noise)))))
-    return Report(model=model, noise=noise, tolerance=lossless.tolerance(noise), modes=tuple(reports))
+        return probes, noise, plain, engine.model
 
 
 @asynccontextmanager
@@ -54,10 +68,12 @@ async def _running(build: Build, settings: Settings, mode: Mode, say: Say) -> As
         await engine.start()
         say(f"{mode}: asking")
         yield engine
-    except EngineDied as died:
-        raise EngineStartError(f"the engine died in mode {mode}: {died}. vLLM's log: {settings.home / 'logs' / 'engine.log'}") from died
     finally:
         await engine.stop()
+
+
+def _log(settings: Settings) -> Path:
+    return settings.home / "logs" / "engine.log"
 
 
 def _judge(plain: Session, mode: Session, tolerance: float) -> list[Case]:
@@ -143,8 +159,11 @@ def _refused(plain: Asked, mode: Asked) -> Case | None:
         return Case(name=plain.probe.name, compared=0, note=f"not judged, plain decoding refuses it: {plain.refusal}")
     if mode.refusal is None:
         return None
-    fault = Difference(prompt=0, verdict=Verdict.FAULT, message=f"refused, though plain decoding answers it: {mode.refusal}")
-    return Case(name=plain.probe.name, compared=len(mode.replies), identical=0, differences=(fault,))
+    return _faulty(plain.probe.name, f"refused, though plain decoding answers it: {mode.refusal}")
+
+
+def _faulty(name: str, message: str) -> Case:
+    return Case(name=name, compared=0, differences=(Difference(prompt=0, verdict=Verdict.FAULT, message=message),))
 
 
 def _note(drafted: int | None) -> str | None:

@@ -16,7 +16,7 @@ from specbatch.errors import EngineStartError
 from specbatch.frequencies import LEVEL, fewer_p, grams, permutation_p
 from specbatch.lossless import Answer, Case, Parameters, Report, Verdict
 from specbatch.settings import Settings
-from tests.chain_engine import Body, builder
+from tests.chain_engine import Body, ChainEngine, builder
 from worker.verify import verify
 
 TOLERANCE = 0.01
@@ -147,7 +147,7 @@ def test_fishers_test_agrees_with_counting() -> None:
 
 
 def report(change: Callable[[Body], Body] = dict, tamper: Callable[[Body, Body], Body] = lambda _, body: body, **fields: Any) -> Report:
-    parameters = Parameters(modes=(Mode.NGRAM,), **{"n": 4, "seeds": 8} | fields)
+    parameters = Parameters(**{"modes": (Mode.NGRAM,), "n": 4, "seeds": 8} | fields)
     return asyncio.run(verify(builder(change, tamper), Settings(data_dir=Path("unused")), parameters, lambda message: None))
 
 
@@ -249,6 +249,20 @@ def test_a_request_that_only_the_mode_refuses_is_a_fault() -> None:
     found = faulty(report(lambda body: body | {"min_p": 0.1} if "frequency_penalty" in body else body))
     assert list(found) == ["penalties"]
     assert "min_p is refused" in found["penalties"].differences[0].message
+
+
+def test_a_mode_that_dies_has_a_fault_and_the_others_are_still_tried() -> None:
+    found = report(lambda body: body | {"die": body.get("top_k") == 12}, modes=(Mode.NGRAM, Mode.DRAFT_MODEL))
+    assert [[case.name for case in mode.cases if case.faults] for mode in found.modes] == [["engine"], ["engine"]]
+    assert "the table is gone" in found.modes[0].cases[0].differences[0].message
+
+
+def test_plain_decoding_that_dies_ends_it() -> None:
+    def build(settings: Settings, mode: Mode) -> Any:
+        return ChainEngine(mode, lambda body: body | {"die": True})
+
+    with pytest.raises(EngineStartError, match="died in mode plain"):
+        asyncio.run(verify(build, Settings(data_dir=Path("unused")), Parameters(modes=(Mode.NGRAM,)), lambda message: None))
 
 
 def test_an_engine_without_token_ids_is_told_so() -> None:
