@@ -11,7 +11,8 @@ import pytest
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError
 from specbatch.settings import Settings
-from worker.engine.arguments import arguments, cpu_dtype, environment, logging_config, speculative_config
+from worker.engine.arguments import arguments, cpu_dtype, environment, speculative_config
+from worker.engine.logs import logging_config
 
 
 def settings(**fields: object) -> Settings:

@@ -121,20 +121,3 @@ def environment(settings: Settings, mode: Mode, model: str, log: Path) -> dict[s
     if all(Path(name).is_dir() for name in (model, settings.draft, settings.eagle) if name is not None):
         wanted["HF_HUB_OFFLINE"] = "1"
     return wanted
-
-
-def logging_config(settings: Settings, file: Path) -> dict[str, Any]:
-    """vLLM's log goes to a file, and to the terminal only at log level debug: a failed start is told in one line, not in tracebacks."""
-    handlers: dict[str, Any] = {"file": {"class": "logging.FileHandler", "filename": str(file), "formatter": "vllm", "encoding": "utf-8"}}
-    if settings.log_level == "debug":
-        handlers["terminal"] = {"class": "logging.StreamHandler", "formatter": "vllm", "stream": "ext://sys.stderr"}
-    form = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"vllm": {"format": form}},
-        "handlers": handlers,
-        "loggers": {
-            "vllm": {"handlers": list(handlers), "level": "DEBUG" if settings.log_level == "debug" else "INFO", "propagate": False}
-        },
-    }

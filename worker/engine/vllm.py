@@ -6,18 +6,12 @@ vLLM is imported when an engine starts, in a thread: the import takes seconds, a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
-import logging.config
-import multiprocessing
 import os
-import shlex
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,14 +20,13 @@ from specbatch.domain import Mode, Reply
 from specbatch.serving import has_gpu, resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin
-from worker.engine import preflight
-from worker.engine.arguments import RUNNER, arguments, environment, logging_config
+from worker.engine import logs, preflight
+from worker.engine.arguments import RUNNER, arguments, environment
 from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.measuring import client_body, measure
 from worker.engine.memory import Processes
 from worker.engine.replies import MODEL_NOT_FOUND, error_reply, invalid_body, missing_content, streaming, unknown_endpoint
 
-LOG_BYTES = 10 * 1024**2  # an older log is set aside at the next start
 GIVEN = frozenset(os.environ)  # what the user has set; an earlier engine of this process may be overridden
 ARGUMENT_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")  # 0.33, 0.32
 
@@ -123,13 +116,13 @@ class VllmEngine:
         model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
         log = self._settings.home / "logs" / "engine.log"
-        written = _prepare_log(self._settings, log)
+        written = logs.prepare(self._settings, log)
         wanted = environment(self._settings, self.mode, model, log.with_suffix(".json"))
         if RUNNER not in GIVEN:
             os.environ.pop(RUNNER, None)  # an engine of another mode may have set it in this process
         os.environ.update({name: value for name, value in wanted.items() if name not in GIVEN})
         try:
-            with _quiet_processes(self._settings, log):
+            with logs.quiet_processes(self._settings, log):
                 parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
                 self._engine = _async_llm(parsed, self._counts)
         except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
@@ -240,33 +233,6 @@ def _reply(answered: Any) -> Reply:
         code = MODEL_NOT_FOUND if error["code"] == HTTPStatus.NOT_FOUND and error.get("param") == "model" else None
         return error_reply(error["code"], error["message"], param=error.get("param"), code=code)
     return Reply(HTTPStatus.OK, client_body(body), measure(body))
-
-
-def _prepare_log(settings: Settings, log: Path) -> int:
-    """Write the logging configuration beside the log; return the characters that the log holds already."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    config = logging_config(settings, log)
-    log.with_suffix(".json").write_text(json.dumps(config), encoding="utf-8")
-    if log.exists() and log.stat().st_size > LOG_BYTES:
-        log.replace(log.with_suffix(".log.1"))
-    logging.config.dictConfig(config)  # vLLM does it too, but speaks before
-    return len(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else 0
-
-
-@contextlib.contextmanager
-def _quiet_processes(settings: Settings, log: Path) -> Iterator[None]:
-    """Processes started within write their standard error into the log: a failing one prints a traceback there, whatever logging says."""
-    program = log.with_suffix(".sh")
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" 2>>{shlex.quote(str(log))}\n', encoding="utf-8")
-    program.chmod(0o700)
-    if settings.log_level == "debug" or not os.access(program, os.X_OK):
-        yield
-        return
-    multiprocessing.set_executable(str(program))
-    try:
-        yield
-    finally:
-        multiprocessing.set_executable(sys.executable)
 
 
 def _close_context(engine: Any) -> None:
