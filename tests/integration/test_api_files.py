@@ -200,35 +200,6 @@ def test_bad_list_queries(api: TestClient, query: dict[str, Any], status: int, c
     refused(api.get("/v1/files", params=query), status, code, param)
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [("bytes=0-9", GOOD[:10]), ("bytes=10-", GOOD[10:]), ("bytes=-7", GOOD[-7:]), (f"bytes=5-{len(GOOD) + 100}", GOOD[5:])],
-)
-def test_range(api: TestClient, asked: str, expected: bytes) -> None:
-    file_id = post(api).json()["id"]
-    response = api.get(f"/v1/files/{file_id}/content", headers={"Range": asked})
-    assert (response.status_code, response.content) == (206, expected)
-    assert response.headers["content-range"].endswith(f"/{len(GOOD)}")
-
-
-def test_range_beyond_the_end(api: TestClient) -> None:
-    file_id = post(api).json()["id"]
-    response = api.get(f"/v1/files/{file_id}/content", headers={"Range": f"bytes={len(GOOD)}-"})
-    refused(response, 416, "range_not_satisfiable", None)
-    assert response.headers["content-range"] == f"bytes */{len(GOOD)}"
-
-
-def test_malformed_range(api: TestClient) -> None:
-    file_id = post(api).json()["id"]
-    refused(api.get(f"/v1/files/{file_id}/content", headers={"Range": "lines=1-2"}), 400, "invalid_range", None)
-
-
-def test_content_that_is_no_longer_on_disk(api: TestClient, ctx: Context) -> None:
-    file_id = post(api).json()["id"]
-    files.path(ctx, file_id).unlink()
-    assert "upload it again" in refused(api.get(f"/v1/files/{file_id}/content"), 404, None, "file_id")
-
-
 def test_a_full_disk_is_told(api: TestClient, ctx: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: BinaryIO, *_: object, **__: object) -> int:
         file.write(b"half")
