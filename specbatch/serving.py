@@ -34,10 +34,12 @@ def resolve_model(settings: Settings) -> str:
 
 def served_names(settings: Settings) -> tuple[str, ...]:
     """Every name that a request's `model` may carry: as configured, its last part, the user's further names, and `default`."""
-    model = resolve_model(settings)
+    return names_of(resolve_model(settings), *settings.served_names)
+
+
+def names_of(model: str, *further: str) -> tuple[str, ...]:
     short = re.split(r"[/:]", model.rstrip("/"))[-1]
-    names = (model, short, *settings.served_names, DEFAULT_ALIAS)
-    return tuple(dict.fromkeys(name for name in names if name))
+    return tuple(dict.fromkeys(name for name in (model, short, *further, DEFAULT_ALIAS) if name))
 
 
 def offered_modes(settings: Settings) -> tuple[Mode, ...]:

@@ -68,7 +68,7 @@ class _Job:
 
     def submit(self, ctx: Context) -> BatchObject:
         file = self._source.upload(ctx)
-        return batches.submit(ctx, new_batch(file.id, self._endpoint, self.mode, self._task, {}), self.key)
+        return batches.submit(ctx, new_batch(file.id, self._endpoint, self.mode, self._task, {}), self.key, model=self.model)
 
 
 def _with_mode(call: Call, mode: Mode | None) -> Settings:

@@ -38,18 +38,21 @@ class NewBatch(BaseModel):
     on_invalid: Literal["fail", "skip"] = Field("fail", description="skip: a bad line becomes an error line, and the others run.")
 
 
-def submit(ctx: Context, new: NewBatch, run_key: str | None = None, idempotency_key: str | None = None) -> BatchObject:
+def submit(
+    ctx: Context, new: NewBatch, run_key: str | None = None, idempotency_key: str | None = None, model: str | None = None
+) -> BatchObject:
     """Accept a batch; its lines are validated afterwards. Raises InvalidRequest naming the parameter.
 
-    `run_key` lets the command that submitted it find it again after an interruption, until `delivered`. A second submission under an
-    `idempotency_key` answers the first one's batch; under the same key with other parameters it raises Conflict.
+    `model` is what names that several models share, as `default`, shall mean in it. `run_key` lets the command that submitted it find
+    it again after an interruption, until `delivered`. A second submission under an `idempotency_key` answers the first one's batch;
+    under the same key with other parameters it raises Conflict.
     """
     if idempotency_key is None:
-        return _submit(ctx, new, run_key, None)
+        return _submit(ctx, new, run_key, None, model)
     digest = hashlib.sha256(new.model_dump_json().encode()).hexdigest()
     earlier = _submitted(ctx, idempotency_key, digest)
     try:
-        return earlier or _submit(ctx, new, run_key, (idempotency_key, digest))
+        return earlier or _submit(ctx, new, run_key, (idempotency_key, digest), model)
     except IntegrityError:  # another submission took the key meanwhile
         earlier = _submitted(ctx, idempotency_key, digest)
         if earlier is None:
@@ -68,7 +71,7 @@ def _submitted(ctx: Context, key: str, digest: str) -> BatchObject | None:
     return None if job is None else BatchObject.of(job)
 
 
-def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple[str, str] | None) -> BatchObject:
+def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple[str, str] | None, model: str | None) -> BatchObject:
     if new.endpoint not in ENDPOINTS:
         raise InvalidRequest(
             f"Invalid endpoint {new.endpoint!r}: use one of {', '.join(ENDPOINTS)}.", code="invalid_value", param="endpoint"
@@ -100,6 +103,7 @@ def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple
             webhook_url=new.webhook_url,
             idempotency=idempotency,
             run_key=run_key,
+            model=model,
         )
     return BatchObject.of(job)
 

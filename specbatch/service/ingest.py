@@ -31,7 +31,7 @@ def ingest_next(ctx: Context, owner: str) -> bool:
         rows.drop(tx, job["id"])
         jobs.renew(tx, job, ctx.settings.lease_seconds)  # many rows take long to drop
         known = files.get(tx, job["input_file_id"]) is not None
-        models, answered = offers.models(ctx, tx), offers.endpoints(tx)
+        models, answered = offers.models(ctx, tx, job["model"]), offers.endpoints(tx)
     path = stored.path(ctx, job["input_file_id"])
     reading = Reading(ctx, job, models, answered)
     if not known or not path.exists():

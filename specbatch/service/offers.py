@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import sqlalchemy as sa
 
 from specbatch.context import Context
 from specbatch.domain import Mode
 from specbatch.policy import Offer
-from specbatch.serving import offered_modes, resolve_model, served_names
+from specbatch.serving import names_of, offered_modes, resolve_model, served_names
 from specbatch.store import workers
 
 RESTART_SECONDS = 120.0  # a worker gives a sign every 5 s, from before its engine starts
 REMEMBER_SECONDS = 86_400.0
 
 
-def models(ctx: Context, tx: sa.Connection) -> dict[str, str]:
-    """Every name a request may use -> the model behind it: this machine's own, and that of each worker seen within a day."""
-    names = dict.fromkeys(served_names(ctx.settings), resolve_model(ctx.settings))
-    for worker in workers.alive(tx, REMEMBER_SECONDS):
-        names |= dict.fromkeys(worker["names"], worker["model"])
-    return names
+def models(ctx: Context, tx: sa.Connection, named: str | None = None) -> dict[str, str]:
+    """Every name a request may use -> the model behind it.
+
+    Of several models that share a name (all share `default`), the one wins that this batch was submitted for (`named`), then the one
+    that is configured here, one whose engine runs, this machine's default, and one that a worker has served within a day.
+    """
+    running = [worker for worker in workers.alive(tx, RESTART_SECONDS) if worker["mode"]]
+    own = dict.fromkeys(served_names(ctx.settings), resolve_model(ctx.settings))
+    names = _names(workers.alive(tx, REMEMBER_SECONDS)) | own | _names(running)
+    if ctx.settings.model is not None:
+        names |= own
+    return names if named is None else names | dict.fromkeys(names_of(named), named)
+
+
+def _names(serving: Iterable[workers.Worker]) -> dict[str, str]:
+    return {name: worker["model"] for worker in serving for name in worker["names"]}
 
 
 def endpoints(tx: sa.Connection) -> dict[str, frozenset[str]]:

@@ -32,8 +32,10 @@ def add(
     idempotency: tuple[str, str] | None = None,
     webhook_url: str | None = None,
     run_key: str | None = None,
+    model: str | None = None,
 ) -> Job:
-    """A new job. `idempotency` is its key and the digest of its parameters; a key that another job has raises IntegrityError."""
+    """A new job. `model` is the one that shared names (`default`) shall mean in it, where that is known before validation.
+    `idempotency` is its key and the digest of its parameters; a key that another job has raises IntegrityError."""
     values: dict[str, Any] = {
         "id": job_id,
         "endpoint": endpoint,
@@ -50,6 +52,7 @@ def add(
         "idempotency_digest": idempotency[1] if idempotency else None,
         "webhook_url": webhook_url,
         "run_key": run_key,
+        "model": model,
         "created_at": now(),
         "expires_at": now() + window_seconds,
     }

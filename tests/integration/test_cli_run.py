@@ -173,6 +173,14 @@ def test_a_second_interrupt_ends_at_once(settings: Settings, out: Path, tmp_path
     assert process.returncode == 130
 
 
+def test_a_run_is_answered_by_the_model_it_names(cli: Commands, out: Path, tmp_path: Path) -> None:
+    """`default` means this run's model, whatever was served from this directory before."""
+    requests = write_lines(tmp_path / "in.jsonl", [chat("only")])
+    for given in (["--model", "org/first"], ["--model", "org/second"], []):
+        report = cli.json("run", requests, "-o", out, *given)
+        assert report["batch"]["model"] == (given[-1] if given else "builtin:smollm2-135m")
+
+
 def test_an_engine_that_does_not_start_says_why(settings: Settings, out: Path) -> None:
     cli = Commands(settings, SPECBATCH_SCRIPTED_FAULTS="start")
     ended = cli.run("run", EXAMPLES, "-o", out)
