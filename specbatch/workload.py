@@ -116,7 +116,9 @@ def _summary(number: int) -> str:
 def _chat(number: int) -> str:
     templates = _templates()
     draw = random.Random(f"chat {number}")
-    return f"{_fill(templates[number % len(templates)], draw)} I am {draw.randint(18, 80)}, a {draw.choice(TRADES)} in {draw.choice(CITIES)}."
+    return (
+        f"{_fill(templates[number % len(templates)], draw)} I am {draw.randint(18, 80)}, a {draw.choice(TRADES)} in {draw.choice(CITIES)}."
+    )
 
 
 def _creative(number: int) -> str:
