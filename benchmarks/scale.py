@@ -54,7 +54,7 @@ def measure(database: str, workers: int, rows: int, *, pause: bool) -> dict[str,
     changes: dict[str, Any] = {
         "engine": "scripted",
         "modes": (Mode.PLAIN,),
-        "port": _free_port(),
+        "port": free_port(),
         "stop_seconds": 2.0,
         "log_level": "warning",
     }
@@ -64,7 +64,7 @@ def measure(database: str, workers: int, rows: int, *, pause: bool) -> dict[str,
         for number in range(workers):
             crew.start(f"worker-{number}", "worker")
         with httpx.Client(base_url=f"http://{settings.host}:{settings.port}", timeout=600.0) as http:
-            _wait_ready(http)
+            wait_ready(http)
             uploading = time.monotonic()
             file_id = _uploaded(http, settings, rows)
             uploading = time.monotonic() - uploading
@@ -73,7 +73,7 @@ def measure(database: str, workers: int, rows: int, *, pause: bool) -> dict[str,
                 time.sleep(3.0)
             with Observer(pids) as seen:
                 began = time.monotonic()
-                batch = _ended(http, crew, file_id)
+                batch = finished(http, crew, file_id)
                 seconds = time.monotonic() - began
     counts = batch["request_counts"]
     assert (batch["status"], counts["completed"]) == ("completed", rows), batch
@@ -107,7 +107,7 @@ def _lines(rows: int) -> Iterator[str]:
         yield json.dumps({"custom_id": f"row-{number}", "method": "POST", "url": CHAT, "body": body}, separators=(",", ":")) + "\n"
 
 
-def _ended(http: httpx.Client, crew: Crew, file_id: str) -> dict[str, Any]:
+def finished(http: httpx.Client, crew: Crew, file_id: str) -> dict[str, Any]:
     """The batch at its end, with `phases`: seconds until each status was left, as seen from here."""
     new = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
     batch: dict[str, Any] = http.post("/v1/batches", json=new).raise_for_status().json()
@@ -140,7 +140,7 @@ def _judged(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return judged
 
 
-def _wait_ready(http: httpx.Client) -> None:
+def wait_ready(http: httpx.Client) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -152,7 +152,7 @@ def _wait_ready(http: httpx.Client) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
