@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -84,8 +85,24 @@ def _chunk(batch: pa.RecordBatch, name: str) -> Chunk:
     table = pa.Table.from_batches([batch])
     try:
         return Chunk(table.to_pylist(), table)
-    except (ValueError, OverflowError, UnicodeDecodeError) as wrong:  # nanoseconds without pandas; text that is no UTF-8
-        raise InvalidRequest(f"{name}: a value has no form in Python: {wrong}. Cast its column, or leave it out of the file") from None
+    except (ValueError, OverflowError, UnicodeDecodeError):
+        columns = [_values(table.column(column), f"{name}, column {column!r}") for column in table.column_names]
+        return Chunk([dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)], table)
+
+
+def _values(column: pa.ChunkedArray, place: str) -> list[Any]:
+    """As Python values: nanoseconds, for which Python's times have no room, become microseconds. The Arrow column keeps them."""
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError, UnicodeDecodeError) as wrong:
+        kind = column.type
+        if pa.types.is_timestamp(kind):
+            return list(column.cast(pa.timestamp("us", kind.tz), safe=False).to_pylist())
+        if pa.types.is_duration(kind):
+            return list(column.cast(pa.duration("us"), safe=False).to_pylist())
+        if pa.types.is_time64(kind):
+            return list(column.cast(pa.time64("us"), safe=False).to_pylist())
+        raise InvalidRequest(f"{place}: a value has no form in Python: {wrong}. Cast the column, or leave it out of the file") from None
 
 
 def _unique(schema: pa.Schema, name: str) -> pa.Schema:

@@ -86,6 +86,22 @@ def test_typed_kinds_keep_their_types(tmp_path: Path) -> None:
         assert rows(found)[0]["who"] == {"name": "Ana", "tags": ["x"]}
 
 
+def test_nanoseconds_are_microseconds_in_python_and_stay_in_arrow(tmp_path: Path) -> None:
+    moments = {
+        "at": pa.array([1_700_000_000_123_456_789, None], pa.timestamp("ns", "UTC")),
+        "long": pa.array([1_001, 0], pa.duration("ns")),
+        "clock": pa.array([1_001, 0], pa.time64("ns")),
+        "id": pa.array([1, 2]),
+    }
+    pq.write_table(pa.table(moments), tmp_path / "in.parquet")
+    [chunk] = source.at(tmp_path / "in.parquet").chunks()
+    assert chunk.table == pa.table(moments)
+    assert chunk.rows[0]["at"] == datetime.datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=datetime.UTC)
+    assert chunk.rows[0]["long"] == datetime.timedelta(microseconds=1)
+    assert chunk.rows[0]["clock"] == datetime.time(0, 0, 0, 1)
+    assert [row["id"] for row in chunk.rows] == [1, 2]
+
+
 def test_standard_input_can_be_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"a":1}\n{"a":2}\n')))
     with source.opened(Path("-")) as found:

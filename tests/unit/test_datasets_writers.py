@@ -73,6 +73,18 @@ def test_arrow_types_survive(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "out.parquet").select(["price", "kind"]) == table
 
 
+def test_dictionaries_that_grow_from_chunk_to_chunk_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specbatch.datasets.writers.GROUP_ROWS", 3000)
+    table = pa.table({"kind": pa.array([f"kind {number // 700}" for number in range(5000)]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=900)
+    with Writer(Destination(tmp_path / "out.parquet"), table.schema) as writer:
+        for chunk in source.at(tmp_path / "in.parquet").chunks():
+            writer.write(chunk.rows, chunk.table)
+    made = pq.read_table(tmp_path / "out.parquet")
+    assert made.schema.types == table.schema.types
+    assert made["kind"].to_pylist() == table["kind"].to_pylist()
+
+
 def test_a_value_that_does_not_fit_its_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="column 'a' of the output"), Writer(Destination(tmp_path / "out.parquet"), SCHEMA) as writer:
         writer.write([{"a": 10**6, "text": "t"}])
