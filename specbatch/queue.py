@@ -9,6 +9,8 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.url import url_to_parts
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from specbatch.domain import Mode
 from specbatch.errors import ServiceUnavailable
@@ -101,7 +103,8 @@ class Queue:
 
 
 def _client(url: str) -> redis.Redis:
+    once = Retry(NoBackoff(), 0)  # by default a server that hangs is asked four times
     if url.startswith("redis+socket://"):
         parts = url_to_parts(url)
-        return redis.Redis(unix_socket_path=f"/{parts.path.lstrip('/')}", socket_timeout=5, socket_connect_timeout=5)
-    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+        return redis.Redis(unix_socket_path=f"/{parts.path.lstrip('/')}", socket_timeout=5, socket_connect_timeout=5, retry=once)
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5, retry=once)

@@ -42,6 +42,6 @@ def install(tmp_path: Path, valkey: Valkey) -> Iterator[Install]:
                 "sweep_seconds": 0.25,
                 "stop_seconds": 5.0,
             }
-            return stack.enter_context(installed(Settings(**(quick | changes))))
+            return stack.enter_context(installed(Settings(**(quick | changes)), tmp_path))
 
         yield _install

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,12 +37,13 @@ def requests(count: int, delay_ms: float = 30.0, faults: Mapping[int, str] | Non
 
 
 class Installation:
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, place: Path) -> None:
+        """`place` keeps the logs and the journal."""
         self.ctx = ctx
         self.settings = ctx.settings
         self.processes: list[Process] = []
-        self.journal = ctx.settings.home / "journal"
-        self._logs = ctx.settings.home / "logs"
+        self.journal = place / "journal"
+        self._logs = place / "process-logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._started: Counter[str] = Counter()
 
@@ -132,9 +134,9 @@ class Installation:
 
 
 @contextmanager
-def installed(settings: Settings) -> Iterator[Installation]:
+def installed(settings: Settings, place: Path) -> Iterator[Installation]:
     with opened(settings, settings.redis_url) as ctx:
-        installation = Installation(ctx)
+        installation = Installation(ctx, place)
         try:
             yield installation
         finally:

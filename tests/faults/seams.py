@@ -59,13 +59,13 @@ def switch_off_resume(_: str) -> None:
     shards.unsettled = all_rows
 
 
-def lose_messages(every: str) -> None:
-    """One in so many publishes is lost on its way, without an error."""
+def lose_messages(first: str) -> None:
+    """So many publishes are lost on their way, without an error."""
     from specbatch.queue import Queue
 
     publish, count = Queue.publish, iter(range(1_000_000))
 
     def publish_most(self: Queue, shards: Any, *, again: bool = False) -> None:
-        publish(self, [shard for shard in shards if next(count) % int(every)], again=again)
+        publish(self, [shard for shard in shards if next(count) >= int(first)], again=again)
 
     Queue.publish = publish_most  # type: ignore[method-assign]

@@ -77,8 +77,8 @@ class Postgres:
 
     def kill(self) -> None:
         """kill -9 of the postmaster and of every backend."""
-        pid = self._server.get_pid()
-        assert pid is not None
+        pid_file = self._server.pgdata / "postmaster.pid"
+        pid, sockets = int(pid_file.read_text().splitlines()[0]), Path(pid_file.read_text().splitlines()[4])
         postmaster = psutil.Process(pid)
         everybody = [*postmaster.children(recursive=True), postmaster]
         os.kill(pid, signal.SIGSTOP)  # or it would react to the deaths of its children
@@ -87,7 +87,9 @@ class Postgres:
                 process.kill()
         for process in everybody:
             until(lambda process=process: gone(process), "PostgreSQL is dead")  # type: ignore[misc]
-        (self._server.pgdata / "postmaster.pid").unlink(missing_ok=True)  # nobody may be left to reap the postmaster, whose pid lies there
+        # They name the postmaster, which nobody may be left to reap: it would seem to run.
+        for left in (pid_file, *sockets.glob(".s.PGSQL.*")):
+            left.unlink(missing_ok=True)
 
     def start(self) -> None:
         self._server.ensure_postgres_running()

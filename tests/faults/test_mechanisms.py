@@ -22,7 +22,7 @@ def _zombie_among_heirs(install: Install, url: str, *seams: Seam) -> tuple[Insta
     here = install(url, shards_in_flight=1)
     here.reconciler()
     zombie = here.worker(*seams)
-    job_id = here.submit(requests(10, delay_ms=200) + requests(0))
+    job_id = here.submit(requests(10, delay_ms=200))
     here.until_holds(zombie)
     zombie.send(signal.SIGSTOP)
     heir = here.worker(*seams, SPECBATCH_MAX_NUM_SEQS="1")  # row after row, so that it is in the middle when the zombie wakes
@@ -69,6 +69,7 @@ def _killed_and_left_to_rot(here: Installation, without: object = None) -> str:
     victim = here.worker()
     job_id = here.submit(requests(60))
     here.until_holds(victim)
+    until(lambda: _all_sent(here), "every shard has its message", explain=here.describe)
     if callable(without):
         without()
     victim.kill()
@@ -77,6 +78,12 @@ def _killed_and_left_to_rot(here: Installation, without: object = None) -> str:
     here.worker()
     until(lambda: _only_dead_ones(here), "nothing but the dead worker's shards is left", explain=here.describe)
     return job_id
+
+
+def _all_sent(here: Installation) -> bool:
+    with here.ctx.database.read() as tx:
+        unsent = sa.select(sa.func.count()).where(shards.c.status == ShardStatus.QUEUED, shards.c.published_at == 0)
+        return tx.execute(unsent).scalar_one() == 0
 
 
 def _only_dead_ones(here: Installation) -> bool:

@@ -32,8 +32,8 @@ def test_kill_9_of_a_worker(install: Install, database_url: str) -> None:
     assert again <= 10 * len(held), "rows that were settled before the kill have been answered again"
 
 
-def test_kill_9_of_every_worker_at_once(install: Install, database_url: str) -> None:
-    here = install(database_url)
+def test_kill_9_of_every_worker_at_once(install: Install, sqlite_url: str) -> None:
+    here = install(sqlite_url)
     here.reconciler()
     victims = [here.worker(), here.worker()]
     job_id = here.submit(requests(80))
@@ -44,9 +44,9 @@ def test_kill_9_of_every_worker_at_once(install: Install, database_url: str) -> 
     assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 80}
 
 
-def test_the_engine_dies(install: Install, database_url: str) -> None:
+def test_the_engine_dies(install: Install, sqlite_url: str) -> None:
     """Under rows of several shards; the worker lives on and starts another."""
-    here = install(database_url)
+    here = install(sqlite_url)
     here.reconciler()
     here.worker()
     job_id = here.submit(requests(60, faults={25: "die_once"}))
@@ -54,8 +54,9 @@ def test_the_engine_dies(install: Install, database_url: str) -> None:
     assert here.logged("the engine died after") == 1
 
 
-def test_a_row_that_kills_every_engine_ends_alone(install: Install, database_url: str) -> None:
-    here = install(database_url)
+@pytest.mark.postgres
+def test_a_row_that_kills_every_engine_ends_alone(install: Install, postgres_url: str) -> None:
+    here = install(postgres_url)
     here.reconciler()
     here.worker()
     job_id = here.submit(requests(40, delay_ms=5, faults={17: "die"}))
@@ -146,9 +147,9 @@ def test_a_zombie_wakes_and_writes(install: Install, database_url: str) -> None:
     zombie.says("a newer attempt has this shard; nothing more is written")
 
 
-def test_sigterm_in_the_middle_of_a_shard(install: Install, database_url: str) -> None:
+def test_sigterm_in_the_middle_of_a_shard(install: Install, sqlite_url: str) -> None:
     """What cannot be finished in time is handed back, at once and without a loss; a second worker goes on."""
-    here = install(database_url, stop_seconds=0.3, lease_seconds=60.0)
+    here = install(sqlite_url, stop_seconds=0.3, lease_seconds=60.0)
     here.reconciler()
     leaving = here.worker()
     job_id = here.submit(requests(40, delay_ms=600))
@@ -175,8 +176,9 @@ def test_a_second_signal_is_obeyed_at_once(install: Install, sqlite_url: str) ->
     assert here.finish(job_id).outcomes == {Outcome.CANCELLED: 10}
 
 
-def test_clocks_that_disagree_by_minutes(install: Install, database_url: str) -> None:
-    here = install(database_url)
+@pytest.mark.postgres
+def test_clocks_that_disagree_by_minutes(install: Install, postgres_url: str) -> None:
+    here = install(postgres_url)
     here.reconciler(("skew_clock", "-400"))
     fast, slow = here.worker(("skew_clock", "600")), here.worker(("skew_clock", "-600"))
     job_id = here.submit(requests(80))
@@ -186,8 +188,9 @@ def test_clocks_that_disagree_by_minutes(install: Install, database_url: str) ->
     assert (tally.outcomes, tally.losses, here.answered_twice()) == ({Outcome.SUCCEEDED: 80}, 0, 0)
 
 
-def test_two_reconcilers_and_a_worker_that_dies(install: Install, database_url: str) -> None:
-    here = install(database_url)
+@pytest.mark.postgres
+def test_two_reconcilers_and_a_worker_that_dies(install: Install, postgres_url: str) -> None:
+    here = install(postgres_url)
     here.reconciler(), here.reconciler()
     victim, _ = here.worker(), here.worker()
     jobs = [here.submit(requests(30)) for _ in range(4)]

@@ -14,7 +14,6 @@ from specbatch.settings import Settings
 from tests.faults.conftest import Install
 from tests.faults.installation import Installation, requests
 from tests.faults.services import Postgres, Valkey, tmpfs
-from tests.faults.waiting import until
 
 
 def die_and_return(valkey: Valkey) -> None:
@@ -49,7 +48,7 @@ BLOWS = [die_and_return, forget_everything, flush, cut_connections, repeat_and_r
 
 
 @pytest.mark.parametrize("blow", BLOWS)
-def test_valkey(install: Install, sqlite_url: str, valkey: Valkey, blow: Callable[[Valkey], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valkey(install: Install, sqlite_url: str, valkey: Valkey, blow: Callable[[Valkey], None]) -> None:
     here = install(sqlite_url)
     here.reconciler()
     here.worker(), here.worker()
@@ -89,8 +88,8 @@ def test_publishes_that_get_lost(install: Install, sqlite_url: str) -> None:
     here = install(sqlite_url)
     here.reconciler(("lose_messages", "2"))
     here.worker()
-    job_id = here.submit(requests(60, delay_ms=5))
-    assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 60}
+    job_id = here.submit(requests(30, delay_ms=5))
+    assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 30}
 
 
 @pytest.fixture
@@ -178,16 +177,14 @@ def test_a_full_disk_while_outputs_are_written(install: Install, tmp_path: Path,
         with tmpfs(tmp_path / "small", 400) as disk:
             here = install(sqlite_url, data_dir=disk)
             reconciler = here.reconciler()
-            job_id = here.submit(requests(50, delay_ms=1))
+            here.worker()
+            job_id = here.submit(requests(50))
+            here.until_settled(job_id, 1)
             ballast = disk / "ballast"
             _fill(ballast)
-            here.worker(SPECBATCH_SCRIPTED_JOURNAL="")
             reconciler.says("No room left on the disk")
             ballast.unlink()
             assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 50}
             here.close()
     except PermissionError as refused:
         pytest.skip(f"no small disk can be made here: {refused}")
-
-
-__all__ = ["until"]
