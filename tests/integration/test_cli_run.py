@@ -190,6 +190,30 @@ def test_an_engine_that_does_not_start_says_why(settings: Settings, out: Path) -
     assert jobs(settings)[0].status in ("cancelling", "cancelled")
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (None, "there is no folder"),
+        ({}, "holds no config.json"),
+        ({"config.json": '{"architectures": ["LlamaForCausalLM"]}'}, "holds no tokenizer"),
+    ],
+)
+def test_a_model_that_cannot_be_served(files: dict[str, str] | None, words: str, settings: Settings, out: Path, tmp_path: Path) -> None:
+    """No engine is started for it, and no batch stays behind."""
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_text(content)
+    ended = Commands(settings.model_copy(update={"engine": "vllm"})).run("run", EXAMPLES, "-o", out, "--model", folder, "--mode", "plain")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("specbatch: error: ")
+    assert words in ended.stderr
+    assert not out.exists()
+    assert jobs(settings)[0].status in ("cancelling", "cancelled")
+
+
 def test_everything_embedded_leaves_no_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
     cli = Commands(load(data_dir=home, engine="scripted", **BRISK))
