@@ -20,7 +20,7 @@ from specbatch.domain import Mode, Reply
 from specbatch.serving import has_gpu, resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin
-from worker.engine import logs, preflight
+from worker.engine import logs, preflight, watchdog
 from worker.engine.arguments import RUNNER, arguments, environment
 from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.measuring import client_body, measure
@@ -115,6 +115,7 @@ class VllmEngine:
         """In a thread: check, make the built-in model, import vLLM, start its processes. Sets the engine, returns the arguments."""
         model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
+        watchdog.guard_children()
         log = self._settings.home / "logs" / "engine.log"
         written = logs.prepare(self._settings, log)
         wanted = environment(self._settings, self.mode, model, log.with_suffix(".json"))
