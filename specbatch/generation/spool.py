@@ -10,7 +10,8 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ class Answer:
     mode: str | None = None
     acceptance_rate: float | None = None
     model: str | None = None
+
+
+_columns = attrgetter(*(each.name for each in fields(Answer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class Spool:
         """A page of results, and how far it reaches."""
         with self._sql:
             self._sql.executemany(
-                "REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(part.step, *astuple(answer)) for answer in answers]
+                "REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", [(part.step, *_columns(answer)) for answer in answers]
             )
             self._sql.execute("UPDATE parts SET seen = ? WHERE step = ? AND number = ?", (seen, part.step, part.number))
 
