@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 
-LEVEL = 0.01  # chance that a lossless mode is called a fault, over all tests of a case together
+LEVEL = 0.002  # chance that a lossless mode is called a fault, over all tests of a case together
 LENGTHS = (1, 2, 3)  # of the n-grams that are counted; 1 is the first token only
 ENOUGH = 20  # exceedances after which a permutation test has seen that there is nothing to see
-DEPTH = 4  # permutations for each unit of 1/threshold: of a fault, fewer than this many look as different
+DEPTH = 2  # permutations for each unit of 1/threshold: of a fault, fewer than this many look as different
 
 Tokens = tuple[int, ...]
 
@@ -26,16 +27,19 @@ class Test:
 
 
 def compare(plain: Sequence[Sequence[Tokens]], mode: Sequence[Sequence[Tokens]], *, level: float = LEVEL) -> tuple[list[Test], float]:
-    """One test a prompt and n-gram length, and the threshold that a p-value has to stay above.
+    """A test a prompt and n-gram length, and the threshold that a p-value has to stay above.
 
     `plain[i]` and `mode[i]` hold independent samples of prompt i. The threshold is `level` divided by the number of tests (Bonferroni).
+    Longer n-grams are left out where a shorter one has shown the prompt's answers to differ: that takes long, and would say the same.
     """
     threshold = level / max(1, len(plain) * len(LENGTHS))
-    tests = [
-        Test(number, length, permutation_p([grams(one, length) for one in first], [grams(one, length) for one in second], threshold))
-        for number, (first, second) in enumerate(zip(plain, mode, strict=True))
-        for length in LENGTHS
-    ]
+    tests = []
+    for number, (first, second) in enumerate(zip(plain, mode, strict=True)):
+        for length in LENGTHS:
+            p_value = permutation_p([grams(one, length) for one in first], [grams(one, length) for one in second], threshold)
+            tests.append(Test(number, length, p_value))
+            if p_value <= threshold:
+                break
     return tests, threshold
 
 
@@ -52,13 +56,12 @@ def permutation_p(first: Sequence[Sequence[Hashable]], second: Sequence[Sequence
     Biometrika 78, 1991); never 0 (Phipson and Smyth, "Permutation p-values should never be zero", 2010).
     """
     pooled = _numbered([*first, *second])
-    categories = 1 + max((gram for sequence in pooled for gram in sequence), default=0)
-    totals = _count(pooled, categories)
-    observed = _chi_squared(_count(pooled[: len(first)], categories), totals)
+    totals = Counter(chain.from_iterable(pooled))
+    observed = _chi_squared(Counter(chain.from_iterable(pooled[: len(first)])), totals)
     random, exceeded, draws = Random(0), 0, math.ceil(DEPTH / threshold)
     for draw in range(1, draws + 1):
-        shuffled = random.sample(pooled, len(first))
-        exceeded += _chi_squared(_count(shuffled, categories), totals) >= observed * (1 - 1e-12)
+        shuffled = Counter(chain.from_iterable(random.sample(pooled, len(first))))
+        exceeded += _chi_squared(shuffled, totals) >= observed * (1 - 1e-12)
         if exceeded == ENOUGH:
             return exceeded / draw
     return (exceeded + 1) / (draws + 1)
@@ -81,19 +84,11 @@ def _numbered(sequences: Sequence[Sequence[Hashable]]) -> list[list[int]]:
     return [[numbers.get(gram, 0) for gram in sequence] for sequence in sequences]
 
 
-def _count(sequences: Sequence[Sequence[int]], categories: int) -> list[int]:
-    counts = [0] * categories
-    for sequence in sequences:
-        for gram in sequence:
-            counts[gram] += 1
-    return counts
-
-
-def _chi_squared(first: Sequence[int], totals: Sequence[int]) -> float:
+def _chi_squared(first: Counter[int], totals: Counter[int]) -> float:
     """Chi-squared of two binned samples (Numerical Recipes, 3rd edition, equation 14.3.3); the second is totals - first."""
-    size = sum(first)
-    other = sum(totals) - size
+    size = first.total()
+    other = totals.total() - size
     if not size or not other:
         return 0.0
     up, down = math.sqrt(other / size), math.sqrt(size / other)
-    return sum((up * one - down * (total - one)) ** 2 / total for one, total in zip(first, totals, strict=True) if total)
+    return sum(((up + down) * first.get(gram, 0) - down * total) ** 2 / total for gram, total in totals.items())

@@ -21,7 +21,7 @@ class _Value(BaseModel):
 class Parameters(_Value):
     modes: tuple[Mode, ...]
     n: int = Field(8, ge=1, description="Prompts of each case.")
-    seeds: int = Field(96, ge=8, description="Samples of each prompt, from plain decoding and from the mode each.")
+    seeds: int = Field(64, ge=8, description="Samples of each prompt, from plain decoding and from the mode each.")
 
 
 class Progress(_Value):

@@ -39,6 +39,7 @@ class ChainEngine:
         self._change = change
         self._tamper = tamper
         self._drafted = 0
+        self._chance = random.Random(mode.value)  # of requests without a seed
         self.running = False
 
     async def start(self) -> None:
@@ -70,7 +71,7 @@ class ChainEngine:
 
     def _choice(self, body: Body, index: int) -> Body:
         prompt = str(body["messages"])
-        chance = random.Random(f"{body.get('seed', random.random())}-{index}")
+        chance = random.Random(f"{body.get('seed', self._chance.random())}-{index}")
         tokens: list[int] = []
         listed: list[Body] = []
         text, finish = "", "length"
@@ -99,7 +100,8 @@ class ChainEngine:
         order = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])
         if body["temperature"] == 0:
             return order[0]
-        kept = order[: body.get("top_k", len(order))]
+        allowed = body.get("allowed_token_ids", order)
+        kept = [token for token in order if token in allowed][: body.get("top_k", len(order))]
         return chance.choices(kept, [math.exp(logprobs[token]) for token in kept])[0]
 
 

@@ -54,7 +54,7 @@ class Session:
     repeats: tuple[Asked, Asked]
 
 
-async def interview(engine: Engine, probes: Sequence[Probe], parameters: Parameters, seeds: range) -> Session:
+async def interview(engine: Engine, probes: Sequence[Probe], few: Sequence[int], parameters: Parameters, seeds: range) -> Session:
     """The deterministic probes share their batches: rows of other kinds beside it have leaked into a request before.
 
     Stop strings are asked alone: vLLM tells a request's drafts only where it ends it itself.
@@ -63,9 +63,9 @@ async def interview(engine: Engine, probes: Sequence[Probe], parameters: Paramet
     greedy = await asyncio.gather(*(ask(engine, probe, alone=False) for probe in shared))
     greedy.append(await ask(engine, stops))
     sampled = []
-    for probe in sampled_probes(min(parameters.n, SAMPLED_PROMPTS)):
+    for probe in sampled_probes(min(parameters.n, SAMPLED_PROMPTS), few):
         sampled.append([await ask(engine, drawn) for drawn in seeded(probe, seeds, _choices)])
-    repeat = repeat_probe(parameters.n)
+    repeat = repeat_probe(parameters.n, few)
     return Session(greedy, sampled, (await ask(engine, repeat), await ask(engine, repeat)))
 
 

@@ -87,12 +87,13 @@ def stop_probe(texts: Sequence[str], bodies: Sequence[Body]) -> Probe:
     return Probe("stop strings", tuple(body | {"stop": [end]} for body, end in ends if end.strip()))
 
 
-def sampled_probes(n: int) -> list[Probe]:
-    """`n` prompts each, without their seeds."""
+def sampled_probes(n: int, few: Sequence[int]) -> list[Probe]:
+    """`n` prompts each, without their seeds. Among a `few` tokens, n-grams soon recur, and are drafted, with any model."""
     plain: Body = {"temperature": 1.0, "max_tokens": SAMPLED_TOKENS}
     cut: Body = {"temperature": 0.8, "top_k": 12, "top_p": 0.95, "max_tokens": SAMPLED_TOKENS, "n": CHOICES}
     return [
         Probe("sampling", tuple(_small_talk(topic) | plain for topic in islice(cycle(TOPICS), n))),
+        Probe("sampling among few tokens", tuple(_small_talk(topic) | _among(few) for topic in islice(cycle(TOPICS), n))),
         Probe("sampling, top-k and top-p, n > 1", tuple(_small_talk(topic) | cut for topic in islice(cycle(TOPICS), n))),
     ]
 
@@ -102,10 +103,19 @@ def seeded(probe: Probe, seeds: range, choices: Callable[[Body], int]) -> list[P
     return [replace(probe, bodies=tuple(body | {"seed": seed} for seed in seeds[:: choices(body)])) for body in probe.bodies]
 
 
-def repeat_probe(n: int) -> Probe:
-    """Seeded requests that are asked twice."""
-    bodies = tuple(_small_talk(topic) | {"temperature": 1.0, "max_tokens": REPEATED_TOKENS} for topic in islice(cycle(TOPICS), n))
-    return Probe("seeds", tuple(body | {"seed": seed} for body in bodies for seed in range(CHOICES)))
+def repeat_probe(n: int, few: Sequence[int]) -> Probe:
+    """Seeded requests that are asked twice, half of them among a `few` tokens."""
+    bodies = tuple(_small_talk(topic) | {"temperature": 1.0} for topic in islice(cycle(TOPICS), n))
+    drawn = [
+        body | (_among(few) if seed % 2 else {}) | {"seed": seed, "max_tokens": REPEATED_TOKENS}
+        for body in bodies
+        for seed in range(CHOICES)
+    ]
+    return Probe("seeds", tuple(drawn))
+
+
+def _among(few: Sequence[int]) -> Body:
+    return {"temperature": 2.0, "max_tokens": 2 * SAMPLED_TOKENS, "allowed_token_ids": list(few)}
 
 
 def _greedy(text: str) -> Body:

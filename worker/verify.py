@@ -22,6 +22,7 @@ from worker.interview import Asked, Session, ask, interview
 from worker.probes import Probe, greedy_probes, stop_probe
 
 ANOTHER_BATCH = 2  # requests in flight of the second plain run: its arithmetic is that of other batches
+FEW = 6  # tokens, of the first greedy answers
 
 Build = Callable[[Settings, Mode], Engine]
 Say = Callable[[str], None]
@@ -30,7 +31,7 @@ Say = Callable[[str], None]
 async def verify(build: Build, settings: Settings, parameters: Parameters, say: Say) -> Report:
     """Ask plain decoding, then each mode. Raises EngineStartError, also when plain decoding dies; a mode that dies has a fault."""
     try:
-        probes, noise, plain, model = await _plain(build, settings, parameters, say)
+        probes, few, noise, plain, model = await _plain(build, settings, parameters, say)
     except EngineDied as died:
         raise EngineStartError(f"the engine died in mode plain: {died}. vLLM's log: {_log(settings)}") from died
     tolerance = lossless.tolerance(noise)
@@ -39,7 +40,7 @@ async def verify(build: Build, settings: Settings, parameters: Parameters, say: 
         try:
             async with _running(build, settings, mode, say) as engine:
                 # Seeds of its own: with plain decoding's, both would draw the same first tokens, and the tests ask for independent draws.
-                asked = await interview(engine, probes, parameters, range(parameters.seeds, 2 * parameters.seeds))
+                asked = await interview(engine, probes, few, parameters, range(parameters.seeds, 2 * parameters.seeds))
             say(f"{mode}: judging")
             cases = _judge(plain, asked, tolerance)
         except EngineDied as died:
@@ -48,16 +49,17 @@ async def verify(build: Build, settings: Settings, parameters: Parameters, say: 
     return Report(model=model, noise=noise, tolerance=tolerance, modes=tuple(reports))
 
 
-async def _plain(build: Build, settings: Settings, parameters: Parameters, say: Say) -> tuple[list[Probe], float, Session, str]:
-    """The deterministic probes, the noise between two runs, plain decoding's session, and the model's name."""
+async def _plain(build: Build, settings: Settings, parameters: Parameters, say: Say) -> tuple[list[Probe], list[int], float, Session, str]:
+    """The deterministic probes, the few tokens to sample among, the noise between two runs, plain decoding's session, the model's name."""
     async with _running(build, settings, Mode.PLAIN, say) as engine:
         probes = greedy_probes(parameters.n)
         first, again = await ask(engine, probes[0]), await ask(engine, probes[0], at_once=ANOTHER_BATCH)
         _require_tokens(first)
         noise = lossless.noise(zip(first.choices(), again.choices(), strict=True))
         probes.append(stop_probe([answer.text for answer in first.choices()], probes[0].bodies))
-        plain = await interview(engine, probes, parameters, range(parameters.seeds))
-        return probes, noise, plain, engine.model
+        few = list(dict.fromkeys(token for tokens in first.tokens() for token in tokens))[:FEW]
+        plain = await interview(engine, probes, few, parameters, range(parameters.seeds))
+        return probes, few, noise, plain, engine.model
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ def verify(
         list[Mode] | None, typer.Option("--mode", help="Verify this mode only; may be repeated. All that can run by default.")
     ] = None,
     n: Annotated[int, typer.Option("--n", min=1, metavar="N", help="Prompts of each case.")] = 8,
-    seeds: Annotated[int, typer.Option("--seeds", min=8, metavar="N", help="Samples of each prompt, where answers are sampled.")] = 96,
+    seeds: Annotated[int, typer.Option("--seeds", min=8, metavar="N", help="Samples of each prompt, where answers are sampled.")] = 64,
 ) -> None:
     """Ask plain decoding and then a speculative mode the same, and compare: token by token, and by frequency where answers are sampled.
 
