@@ -222,6 +222,25 @@ def test_what_failed_in_one_step_is_not_asked_in_the_next(tmp_path: Path, data: 
     assert len(asked) == 2 * ROWS - 1
 
 
+def test_an_input_that_changes_meanwhile_is_not_joined_to_answers_of_before(
+    tmp_path: Path, data: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = data.read_text()
+
+    def change(*_: Any) -> str:
+        data.write_text(before.replace('"group": 1', '"group": 2'))
+        return ""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Services, "attend", change)
+        with pytest.raises(UsageError, match=r"in\.jsonl changed while answers to it were generated: put it back"):
+            make(tmp_path, data, recipe())
+    assert not (tmp_path / "out.jsonl").exists()
+    data.write_text(before)
+    make(tmp_path, data, recipe())
+    assert columns(tmp_path / "out.jsonl") == EXPECTED
+
+
 def test_a_row_at_fault_leaves_nothing_behind(tmp_path: Path, services: Services) -> None:
     data = tmp_path / "in.jsonl"
     data.write_text("".join(json.dumps({"id": number} if number != 9 else {"no": 9}) + "\n" for number in range(ROWS)))
