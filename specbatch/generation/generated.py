@@ -119,10 +119,8 @@ def produce(
         if (known := _begun(book, parts, destination, client.transport, overwrite=overwrite, say=say)) is not None:
             return known
         part_rows = min(requests.PART_ROWS, settings.max_batch_rows)
-        run = Run(client.transport, dataset, recipe, book, progress=show, window_rows=window_rows, part_rows=part_rows)
+        run = Run(client.transport, dataset, data, recipe, book, progress=show, window_rows=window_rows, part_rows=part_rows)
         run.finish()
-        if digest(dataset) != data:
-            raise UsageError(f"{dataset.name} changed while answers to it were generated: put it back, or the same command begins anew")
         tally = outputs.write(dataset, recipe, book, destination, schema)
         run.let_go()
         book.finish(tally=asdict(tally))

@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from specbatch.client.batch import Batch, Progress
 from specbatch.client.transport import Transport
-from specbatch.datasets.dataset import Dataset
+from specbatch.datasets.dataset import Dataset, digest
 from specbatch.domain import JobStatus, Outcome
-from specbatch.errors import Conflict, InvalidRequest, NotFound, SpecbatchError
+from specbatch.errors import Conflict, InvalidRequest, NotFound, SpecbatchError, UsageError
 from specbatch.generation import requests
 from specbatch.generation.recipe import Recipe, whole_hash
 from specbatch.generation.spool import Answer, Part, Spool
@@ -23,6 +23,7 @@ class Run:
         self,
         transport: Transport,
         dataset: Dataset,
+        data: str,
         recipe: Recipe,
         spool: Spool,
         *,
@@ -30,7 +31,8 @@ class Run:
         window_rows: int = requests.WINDOW_ROWS,
         part_rows: int = requests.PART_ROWS,
     ) -> None:
-        self._transport, self._dataset, self._recipe, self._spool = transport, dataset, recipe, spool
+        """`data`: the dataset's digest when the run began."""
+        self._transport, self._dataset, self._data, self._recipe, self._spool = transport, dataset, data, recipe, spool
         self._progress, self._window_rows, self._part_rows = progress, window_rows, part_rows
 
     def finish(self) -> None:
@@ -44,6 +46,7 @@ class Run:
             for part in self._spool.parts(step_no):
                 if not part.ended:
                     self._read(part)
+        self._check_unchanged()
 
     def let_go(self) -> None:
         """The output is written: the batches are not needed again."""
@@ -57,6 +60,7 @@ class Run:
         try:
             for chunks in requests.Parts(lines, self._window_rows, self._part_rows):
                 uploaded.append(self._transport.upload(f"{self._recipe.steps[step_no].name}.jsonl", chunks).id)
+            self._check_unchanged()
         except BaseException:
             for file_id in uploaded:
                 with suppress(SpecbatchError):
@@ -66,6 +70,13 @@ class Run:
             chosen = "no row is left by --where or --limit" if self._recipe.where or self._recipe.limit is not None else "no rows"
             raise InvalidRequest(f"{self._dataset.name}: {chosen}: there is nothing to generate")
         self._spool.rendered(step_no, uploaded)
+
+    def _check_unchanged(self) -> None:
+        """Answers belong to the rows that were asked about, and to no others that stand in their places now."""
+        if digest(self._dataset) != self._data:
+            raise UsageError(
+                f"{self._dataset.name} changed while answers to it were generated: put it back, or the same command begins anew"
+            )
 
     def _submit(self, part: Part) -> None:
         if part.batch_id is not None:
