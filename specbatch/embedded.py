@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ FREE_BYTES = 256 * 1024**2
 ANSWER_SECONDS = 5.0
 START_SECONDS = 60.0  # a long append-only file is read first
 STOP_SECONDS = 15.0
+LOOK_SECONDS = 1.0
 
 
 def prepare(settings: Settings) -> None:
@@ -73,9 +75,14 @@ def valkey(settings: Settings) -> Iterator[str]:
             if not _answers(socket, directory):
                 _start(socket, directory)
             fcntl.flock(users, fcntl.LOCK_SH)
+        left = threading.Event()
+        keeper = threading.Thread(name="keep-valkey", target=_keep, args=(socket, directory, left), daemon=True)
+        keeper.start()
         try:
             yield f"redis+socket://{quote(str(socket))}"
         finally:
+            left.set()
+            keeper.join()
             with door:
                 fcntl.flock(users, fcntl.LOCK_UN)
                 if _is_last(users.fileno()):
@@ -133,6 +140,16 @@ def _start(socket: Path, directory: Path) -> None:
     if started.returncode:
         raise ServiceUnavailable(f"the embedded Valkey server did not start: {started.stderr or started.stdout}", code="redis_unavailable")
     _wait_until_ready(socket, directory)
+
+
+def _keep(socket: Path, directory: Path, left: threading.Event) -> None:
+    """Start it again when it was killed. Whoever uses it finds in its append-only file what it held."""
+    while not left.wait(LOOK_SECONDS):
+        with suppress(ServiceUnavailable, OSError):
+            if not _answers(socket, directory):
+                with FileLock(directory / "door.lock"):
+                    if not left.is_set() and not _answers(socket, directory):
+                        _start(socket, directory)
 
 
 def _wait_until_ready(socket: Path, directory: Path) -> None:

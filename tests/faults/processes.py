@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -66,7 +67,14 @@ class Process:
 
     def says(self, words: str, seconds: float = 30.0) -> None:
         """Wait until its log holds these words."""
-        until(lambda: words in self.text(), f"{self.name} says {words!r}", seconds, explain=lambda: self.text()[-2000:])
+        until(lambda: words in self.text(), f"{self.name} says {words!r}", seconds, explain=self.stacks)
+
+    def stacks(self) -> str:
+        """The end of its log, and what its threads do now: for the message of a test that waited in vain."""
+        before = len(self.text())
+        self.send(signal.SIGUSR1)
+        self._process.join(1.0)
+        return self.text()[max(0, before - 2000) :]
 
 
 def _die_with_parent() -> None:
@@ -80,6 +88,7 @@ def _die_with_parent() -> None:
 def _run(module: str, environment: dict[str, str], log: str, seams: Sequence[Seam]) -> None:
     os.setsid()
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    faulthandler.register(signal.SIGUSR1)  # for who debugs a process that hangs
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -8,12 +8,13 @@ import pytest
 import sqlalchemy as sa
 
 from specbatch.database import now
-from specbatch.domain import Outcome, ShardStatus
+from specbatch.domain import Mode, Outcome, ShardStatus
 from specbatch.models import shards
+from specbatch.settings import BUILTIN_MODEL
 from tests.faults.audit import audit
 from tests.faults.conftest import Install
 from tests.faults.installation import Installation, requests
-from tests.faults.processes import Seam
+from tests.faults.processes import Process, Seam
 from tests.faults.waiting import until
 
 
@@ -75,8 +76,8 @@ def _killed_and_left_to_rot(here: Installation, without: object = None) -> str:
     victim.kill()
     held = here.held_by(victim)
     assert held
-    here.worker()
-    until(lambda: _only_dead_ones(here), "nothing but the dead worker's shards is left", explain=here.describe)
+    heir = here.worker()
+    until(lambda: _only_dead_ones(here, heir), "nothing but the dead worker's shards is left", explain=here.describe)
     return job_id
 
 
@@ -86,12 +87,13 @@ def _all_sent(here: Installation) -> bool:
         return tx.execute(unsent).scalar_one() == 0
 
 
-def _only_dead_ones(here: Installation) -> bool:
-    """All shards that are not done are running, and their leases ended three sweeps ago."""
+def _only_dead_ones(here: Installation, heir: Process) -> bool:
+    """No message waits, the heir is idle, and all leases ended three sweeps ago."""
+    assert here.ctx.queue is not None
     with here.ctx.database.read() as tx:
-        ago = now() - shards.c.lease_until
-        rest = list(tx.execute(sa.select(shards.c.status, ago.label("ago")).where(shards.c.status != ShardStatus.DONE)))
-    return bool(rest) and all(row.status == ShardStatus.RUNNING and row.ago > 3 * here.settings.sweep_seconds for row in rest)
+        leases = list(tx.execute(sa.select(now() - shards.c.lease_until).where(shards.c.status == ShardStatus.RUNNING)).scalars())
+    idle = here.ctx.queue.depth(BUILTIN_MODEL, Mode.PLAIN) == 0 and not here.held_by(heir)
+    return idle and bool(leases) and min(leases) > 3 * here.settings.sweep_seconds
 
 
 def test_renewal_holds(install: Install, sqlite_url: str) -> None:

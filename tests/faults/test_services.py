@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from specbatch import migration
+from specbatch import embedded, migration
 from specbatch.domain import Outcome
 from specbatch.settings import Settings
 from tests.faults.conftest import Install
@@ -82,6 +84,20 @@ def test_valkey_hangs(install: Install, sqlite_url: str, valkey: Valkey) -> None
     reconciler.says("paused: Redis does not answer", 60)
     valkey.wake()
     assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 30}
+
+
+def test_the_embedded_valkey_is_killed(install: Install, sqlite_url: str, tmp_path: Path) -> None:
+    """Nobody else would start it again."""
+    with embedded.valkey(Settings(data_dir=tmp_path / "own")) as url:
+        here = install(sqlite_url, redis_url=url)
+        here.reconciler(), here.worker()
+        job_id = here.submit(requests(100))
+        here.until_settled(job_id, 10)
+        os.kill(int((tmp_path / "own" / "valkey" / "valkey.pid").read_text()), signal.SIGKILL)
+        assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 100}
+        later = here.submit(requests(20))
+        assert here.finish(later).outcomes == {Outcome.SUCCEEDED: 20}
+        here.close()
 
 
 def test_publishes_that_get_lost(install: Install, sqlite_url: str) -> None:
