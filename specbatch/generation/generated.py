@@ -112,6 +112,8 @@ def produce(
     window_rows: int = requests.WINDOW_ROWS,
 ) -> Generated:
     """Begin the run of an output, or go on with it, until the output is in place."""
+    if recipe.mode is not None and not settings.modes:
+        settings = settings.model_copy(update={"modes": (recipe.mode,)})  # an interrupted run that goes on starts that engine, and no other
     schema = outputs.schema_of(dataset, recipe, destination)
     data = digest(dataset)
     with _spooled(settings, destination) as book, Client.of(settings, url, api_key) as client:
