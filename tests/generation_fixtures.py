@@ -46,7 +46,8 @@ class Services:
         self.batches: dict[str, MemoryBatch] = {}
         self.keys: dict[str, str] = {}
         self.calls, self.cut_at, self.cut = 0, cut_at, cut
-        self.hold = self.cancel_next = False
+        self.hold = False
+        self.cut_short: JobStatus | None = None  # how the next batch ends, with half of its rows answered
         self.fail = self.refuse = ""
         self._numbers = itertools.count()
 
@@ -65,12 +66,12 @@ class Services:
         batch_id = f"batch_{next(self._numbers)}"
         lines = self.files[new.input_file_id]
         status = JobStatus.IN_PROGRESS if self.hold else JobStatus.FAILED if self.refuse else JobStatus.COMPLETED
-        cancelled, self.cancel_next = self.cancel_next, False
-        status = JobStatus.CANCELLED if cancelled else status
+        short, self.cut_short = self.cut_short, None
+        status = short or status
         state = _state(batch_id, new.input_file_id, status, len(lines), self.refuse)
         found = MemoryBatch(state, [])
         for number, line in enumerate(reversed(lines)):  # settled in another order than they were given
-            if self.refuse or self.hold or (cancelled and number % 2):
+            if self.refuse or self.hold or (short and number % 2):
                 continue
             found.results.append(self._result(line, len(found.results) + 1))
             found.answered.append(line["custom_id"])

@@ -15,8 +15,6 @@ from specbatch.generation.spool import Answer, Part, Spool
 from specbatch.service.batches import NewBatch
 from specbatch.wire import ResultObject
 
-ENDED_BY_THE_USER = {JobStatus.CANCELLED, JobStatus.EXPIRED}
-
 
 class Run:
     def __init__(
@@ -38,14 +36,8 @@ class Run:
     def finish(self) -> None:
         """Have an answer of every step for every row. Raises InvalidRequest for rows at fault, before anything of the step is submitted."""
         for step_no in range(len(self._recipe.steps)):
-            if not self._spool.fact(f"rendered {step_no}"):
-                self._render(step_no)
-            for part in self._spool.parts(step_no):
-                if not part.ended:
-                    self._submit(part)  # all of them before the first is read: the engine must not run dry between two
-            for part in self._spool.parts(step_no):
-                if not part.ended:
-                    self._read(part)
+            while not self._answered(step_no):
+                pass  # the window of a batch passed before its last row was answered: the others are asked for in a new one
         self._check_unchanged()
 
     def let_go(self) -> None:
@@ -53,6 +45,18 @@ class Run:
         for part in self._spool.parts():
             with suppress(NotFound):
                 self._transport.let_go(part.batch_id or "")
+
+    def _answered(self, step_no: int) -> bool:
+        """Ask for what a step still lacks, and read it. False when some of it expired."""
+        if not self._spool.fact(f"rendered {step_no}"):
+            self._render(step_no)
+        for part in self._spool.parts(step_no):
+            if not part.ended:
+                self._submit(part)  # all of them before the first is read: the engine must not run dry between two
+        for part in self._spool.parts(step_no):
+            if not part.ended:
+                self._read(part)
+        return bool(self._spool.fact(f"rendered {step_no}"))
 
     def _render(self, step_no: int) -> None:
         lines = requests.owed(self._dataset, self._recipe, step_no, self._spool, self._transport.model)
@@ -98,8 +102,8 @@ class Run:
             owed = [_answer(result) for result in page if result.outcome not in (Outcome.CANCELLED, Outcome.EXPIRED)]
             self._spool.read(part, owed, page[-1].sequence)
         self._spool.ended(part, complete=batch.status is JobStatus.COMPLETED)
-        if batch.status in ENDED_BY_THE_USER:
-            raise Conflict(f"{batch.id} was {batch.status} before all its rows were answered: the same command asks for the others again")
+        if batch.status is JobStatus.CANCELLED:
+            raise Conflict(f"{batch.id} was cancelled before all its rows were answered: the same command asks for the others again")
         if batch.status is JobStatus.FAILED:
             problems = (batch.state.errors or {}).get("data", [])
             said = "; ".join(problem["message"] for problem in problems[:3])

@@ -197,11 +197,19 @@ def test_an_interrupted_overwrite_goes_on_and_keeps_the_old_output_until_the_end
 
 
 def test_rows_of_a_cancelled_batch_are_asked_for_again(tmp_path: Path, data: Path, services: Services) -> None:
-    services.cancel_next = True
+    services.cut_short = JobStatus.CANCELLED
     with pytest.raises(Conflict, match=r"was cancelled before all its rows were answered: the same command asks for the others again"):
         make(tmp_path, data, recipe())
     make(tmp_path, data, recipe())
     assert columns(tmp_path / "out.jsonl") == EXPECTED
+
+
+def test_rows_of_a_batch_whose_window_passed_are_asked_for_in_another(tmp_path: Path, data: Path, services: Services) -> None:
+    services.cut_short = JobStatus.EXPIRED
+    make(tmp_path, data, recipe())
+    assert columns(tmp_path / "out.jsonl") == EXPECTED
+    asked = [custom_id for batch in services.batches.values() for custom_id in batch.answered]
+    assert len(asked) == 2 * len(EXPECTED)
 
 
 def test_a_refused_batch_says_why(tmp_path: Path, data: Path, services: Services) -> None:
