@@ -38,7 +38,7 @@ def check_database(settings: Settings) -> None:
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         raise ServiceUnavailable(f"there is no database at {url.database}: run `specbatch db upgrade`", code="database_not_migrated")
     script = ScriptDirectory.from_config(_config())
-    with _translated(url), _engine(url).connect() as connection:
+    with _translated(url), _engine(url, begin="DEFERRED").connect() as connection:  # only looks: it waits for no writer
         _refuse_newer(connection, script)
         current = set(MigrationContext.configure(connection).get_current_heads())
     if current != set(script.get_heads()):
@@ -65,14 +65,14 @@ def transaction(settings: Settings) -> Iterator[sa.Connection]:
                 yield connection
 
 
-def _engine(url: sa.URL) -> sa.Engine:
+def _engine(url: sa.URL, begin: str = "IMMEDIATE") -> sa.Engine:
     """Without a pool, so that nothing stays open, and without SQLite's foreign keys: altering a table there drops and copies it, and
     the drop would cascade."""
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 5})
     engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"timeout": WAIT_SECONDS})
     sa.event.listen(engine, "connect", _prepare_sqlite)
-    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(f"BEGIN {begin}"))
     return engine
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,24 @@ class Installation:
         )
         with self.ctx.database.read() as tx:
             return {(row.job_id, row.shard_no): row.attempt for row in tx.execute(query)}
+
+    def freeze(self, process: Process) -> None:
+        """SIGSTOP, but not in the middle of a transaction: on SQLite nobody could write until it wakes."""
+
+        def frozen_outside() -> bool:
+            process.send(signal.SIGSTOP)
+            if not self.settings.sql_url.startswith("sqlite"):
+                return True
+            with closing(sqlite3.connect(self.settings.sql_url.removeprefix("sqlite:///"), timeout=0.5)) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.rollback()
+                except sqlite3.OperationalError:
+                    process.send(signal.SIGCONT)
+                    return False
+            return True
+
+        until(frozen_outside, f"{process.name} is frozen")
 
     def until_holds(self, process: Process) -> dict[tuple[str, int], int]:
         until(lambda: bool(self.held_by(process)), f"{process.name} holds a shard", explain=self.describe)

@@ -25,7 +25,7 @@ def _zombie_among_heirs(install: Install, url: str, *seams: Seam) -> tuple[Insta
     zombie = here.worker(*seams)
     job_id = here.submit(requests(10, delay_ms=200))
     here.until_holds(zombie)
-    zombie.send(signal.SIGSTOP)
+    here.freeze(zombie)
     heir = here.worker(*seams, SPECBATCH_MAX_NUM_SEQS="1")  # row after row, so that it is in the middle when the zombie wakes
     until(lambda: bool(here.held_by(heir)), "another worker has the shard", explain=here.describe)
     until(lambda: here.written_by(1, job_id) > 0, "the heir has written", explain=here.describe)

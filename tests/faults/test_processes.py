@@ -139,7 +139,7 @@ def test_a_zombie_wakes_and_writes(install: Install, database_url: str) -> None:
     zombie = here.worker()
     job_id = here.submit(requests(30, delay_ms=400))
     held = here.until_holds(zombie)
-    zombie.send(signal.SIGSTOP)
+    here.freeze(zombie)
     heir = here.worker()
     until(lambda: held.keys() <= here.held_by(heir).keys(), "another worker has its shards", explain=here.describe)
     zombie.send(signal.SIGCONT)

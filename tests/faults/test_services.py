@@ -197,7 +197,7 @@ def test_a_full_disk_while_outputs_are_written(install: Install, tmp_path: Path,
             job_id = here.submit(requests(50))
             here.until_settled(job_id, 1)
             ballast = disk / "ballast"
-            _fill(ballast)
+            _fill(ballast)  # the journal, the logs and the database lie elsewhere
             reconciler.says("No room left on the disk")
             ballast.unlink()
             assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 50}
