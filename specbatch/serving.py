@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from specbatch.domain import Mode
@@ -15,6 +16,16 @@ GPU_NODES = ("nvidia[0-9]*", "kfd")  # NVIDIA's device files, and the compute no
 def has_gpu(devices: Path = Path("/dev")) -> bool:
     """Whether this machine shows a GPU. Reads device files only: no driver is loaded, nothing is initialised."""
     return any(True for pattern in GPU_NODES for _ in devices.glob(pattern))
+
+
+def device_memory_bytes() -> int | None:
+    """Of the smallest GPU here; None without one, or without nvidia-smi."""
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+        return min(int(mebibytes) for mebibytes in told) * 1024**2
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def resolve_model(settings: Settings) -> str:
@@ -50,7 +61,7 @@ def offered_modes(settings: Settings) -> tuple[Mode, ...]:
     if not settings.modes:
         offered = [Mode.NGRAM, Mode.PLAIN]
         offered += [Mode.DRAFT_MODEL] if settings.draft else []
-        offered += [Mode.EAGLE3] if settings.eagle else []
+        offered += [Mode.EAGLE3, Mode.EAGLE] if settings.eagle else []  # the worker withholds the one that the head is not
         return tuple(offered)
     if Mode.DRAFT_MODEL in settings.modes and not settings.draft:
         raise UsageError("mode draft_model needs a draft model: set SPECBATCH_DRAFT (--draft), for example to Qwen/Qwen2.5-0.5B-Instruct")

@@ -58,7 +58,7 @@ class Settings(BaseSettings):
 
     draft: str | None = Field(None, description="The draft model of mode draft_model: an id or a folder.")
     draft_tokens: int = Field(5, ge=1, le=16, description="K: tokens drafted a step in mode draft_model.")
-    draft_tensor_parallel_size: int = Field(1, ge=1)
+    draft_tensor_parallel_size: int | None = Field(None, ge=1, description="GPUs that the draft spreads over; the target's when unset.")
     draft_quantization: str | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     eagle: str | None = Field(None, description="The head of modes eagle and eagle3: an id or a folder.")

@@ -11,16 +11,18 @@ from statistics import fmean
 from specbatch.domain import Mode, TaskType
 
 # The most requests at once for which a mode is expected to pay, in TaskType's order: code, json, extraction, summary, chat, creative.
-# ngram: measured on one H200, 7B target, K=4: code 1.18 and JSON 1.16 times plain at 64, 0.70 at 256 and 0.81 at 141; chat 1.34 alone and
-#   0.97 at 16. Extraction and summaries were not measured and get half of JSON's.
+# ngram: measured twice on one H200, 7B target, K=4. Code 1.18 and 1.07 times plain at 64; 0.70 and 1.35 at 256. JSON 1.16 at 64 where
+#   19% of the drafts were accepted, 0.69 where 14% were, 1.28 at 16. Chat 1.34 and 1.31 alone, 0.97 and 1.10 at 16. Extraction and
+#   summaries were not measured and get half of JSON's.
 # suffix: verified like ngram's drafts; on two CPU cores, 8 at once, JSON gained (44 tokens/s against 36) and chat lost (36 against 40).
 # draft_model: on the same H200 a 17M draft broke even on JSON up to 16 (acceptance 0.83), crossed near 2 on code (0.60), and never paid on
-#   chat (0.37), where policy's acceptance floor demotes it; a draft above the floor was not measured on chat and gets JSON's load.
+#   chat (0.37), where policy's acceptance floor demotes it; a draft above the floor was not measured on chat and gets JSON's load. A second
+#   run, with vLLM's older runner, found no load at which that draft paid (docs/benchmarks.md): measure yours with `tune`.
 #   Extraction and summaries were not measured and lie between code and JSON.
 # eagle, eagle3: published (arXiv 2503.01840, in vLLM, 8B target): EAGLE gains up to a batch of 24, EAGLE-3 up to 56. Not measured here.
 _BY_TASK = {
-    Mode.SUFFIX: (64, 64, 32, 32, 4, 4),
-    Mode.NGRAM: (64, 64, 32, 32, 8, 8),
+    Mode.SUFFIX: (64, 16, 8, 8, 4, 4),
+    Mode.NGRAM: (64, 16, 8, 8, 8, 8),
     Mode.DRAFT_MODEL: (2, 16, 4, 4, 16, 16),
     Mode.EAGLE: (24, 24, 24, 24, 24, 24),
     Mode.EAGLE3: (56, 56, 56, 56, 56, 56),

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from specbatch import compat
+from specbatch import pairing
 from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, Call, configured
 from specbatch.compat import Memory, Report, Severity
@@ -17,7 +17,7 @@ from specbatch.compat.checkpoint import locate
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError, UsageError
 from specbatch.processes import ERROR_PREFIX
-from specbatch.serving import resolve_model
+from specbatch.serving import device_memory_bytes, resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 LABELS = {Severity.OK: "ok", Severity.WARNING: "WARNING", Severity.FAILURE: "FAILS"}
@@ -35,20 +35,7 @@ def check(
     settings = call.settings
     chosen, second = _second(settings, mode)
     model = resolve_model(settings)
-    report = compat.check(
-        _folder(settings, model),
-        _folder(settings, second),
-        mode=chosen,
-        tensor_parallel=settings.tensor_parallel_size,
-        draft_tensor_parallel=settings.draft_tensor_parallel_size or settings.tensor_parallel_size,
-        device_memory_bytes=_device_memory(),
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs or 256,
-        dtype=settings.dtype,
-        quantization=settings.quantization,
-        draft_quantization=settings.draft_quantization,
-    )
+    report = pairing.check(settings, _folder(settings, model), _folder(settings, second), chosen, device_memory_bytes=device_memory_bytes())
     report = report.model_copy(update={"target": model, "draft": second})
     if call.json:
         render.document(report.model_dump(mode="json"))
@@ -100,13 +87,3 @@ def _folder(settings: Settings, model: str) -> str:
         lines = made.stderr.strip().splitlines()
         raise EngineStartError(lines[-1].removeprefix(ERROR_PREFIX) if lines else "the built-in model cannot be made")
     return made.stdout.strip()
-
-
-def _device_memory() -> int | None:
-    """Bytes of the smallest GPU here; None without one, or without nvidia-smi."""
-    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.split()
-        return min(int(mebibytes) for mebibytes in told) * 1024**2
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from specbatch import compat, costs
+from specbatch import costs, pairing
 from specbatch.agenda import default_k
 from specbatch.comparison import Comparison, ModeCost, lines, peak_costs
 from specbatch.context import Context
@@ -80,18 +80,7 @@ def _computed(settings: Settings, cost: ModeCost) -> ModeCost:
     if cost.mode not in DRAFTERS:
         return cost.model_copy(update={"added_bytes": 0, "added_percent": 0.0, "measured": False})
     try:
-        memory = compat.check(
-            resolve_model(settings),
-            draft_of(settings, cost.mode),
-            mode=cost.mode,
-            tensor_parallel=settings.tensor_parallel_size,
-            draft_tensor_parallel=settings.draft_tensor_parallel_size,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs or 256,
-            dtype=settings.dtype,
-            quantization=settings.quantization,
-            draft_quantization=settings.draft_quantization,
-        ).memory
+        memory = pairing.check(settings, resolve_model(settings), draft_of(settings, cost.mode), cost.mode).memory
     except UsageError:
         return cost.model_copy(update={"added_bytes": None, "added_percent": None, "measured": False})
     return cost.model_copy(update={"added_bytes": memory.added_bytes, "added_percent": memory.added_percent, "measured": False})

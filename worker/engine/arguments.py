@@ -9,6 +9,7 @@ from typing import Any
 
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError
+from specbatch.pairing import draft_tensor_parallel
 from specbatch.serving import served_names
 from specbatch.settings import Settings
 
@@ -17,10 +18,11 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # the one variable that depends on the mode
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "i8mm"})  # /proc/cpuinfo, x86 and arm64
 
 
-def speculative_config(settings: Settings, mode: Mode) -> dict[str, Any] | None:
+def speculative_config(settings: Settings, mode: Mode, *, padded_vocabulary: bool = False) -> dict[str, Any] | None:
     """vLLM's `speculative_config` for a mode; None for plain decoding. Raises EngineStartError where a draft or a head is missing.
 
-    K by batch size reaches every mode but suffix, whose drafts vary in length by themselves.
+    K by batch size reaches every mode but suffix, whose drafts vary in length by themselves. `padded_vocabulary`: target and draft have
+    the same tokens, and embeddings padded to different sizes, as in the Qwen2.5 family.
     """
     match mode:
         case Mode.PLAIN:
@@ -37,6 +39,8 @@ def speculative_config(settings: Settings, mode: Mode) -> dict[str, Any] | None:
         case Mode.DRAFT_MODEL:
             config = {"method": "draft_model", "model": _named(settings.draft, "draft", mode)} | _draft(settings)
             config["draft_sample_method"] = settings.draft_sample_method
+            if padded_vocabulary:
+                config["use_heterogeneous_vocab"] = True
             if settings.draft_quantization is not None:
                 config["quantization"] = settings.draft_quantization
             if settings.max_model_len is not None:
@@ -49,7 +53,7 @@ def speculative_config(settings: Settings, mode: Mode) -> dict[str, Any] | None:
 
 
 def _draft(settings: Settings) -> dict[str, Any]:
-    return {"num_speculative_tokens": settings.draft_tokens, "draft_tensor_parallel_size": settings.draft_tensor_parallel_size}
+    return {"num_speculative_tokens": settings.draft_tokens, "draft_tensor_parallel_size": draft_tensor_parallel(settings)}
 
 
 def _named(value: str | None, name: str, mode: Mode) -> str:
@@ -58,7 +62,7 @@ def _named(value: str | None, name: str, mode: Mode) -> str:
     return value
 
 
-def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[str]:
+def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool, padded_vocabulary: bool = False) -> list[str]:
     """The command line of `vllm serve` for these settings; `model` is the resolved id or folder."""
     flags: dict[str, object] = {
         "--model": model,
@@ -74,7 +78,7 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> list[
         "--tool-call-parser": settings.tool_call_parser,
         "--reasoning-parser": settings.reasoning_parser,
     }
-    config = speculative_config(settings, mode)
+    config = speculative_config(settings, mode, padded_vocabulary=padded_vocabulary)
     if config is not None:
         flags |= {"--speculative-config": json.dumps(config), "--per-request-spec-decode-metrics": "summary"}
     switches = {

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from specbatch.domain import Mode, Reply
 from specbatch.serving import has_gpu, resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
-from worker import builtin
+from worker import builtin, fitness
 from worker.engine import logs, preflight, watchdog
 from worker.engine.arguments import RUNNER, arguments, environment
 from worker.engine.base import EngineDied, EngineStatus
@@ -115,6 +115,7 @@ class VllmEngine:
         """In a thread: check, make the built-in model, import vLLM, start its processes. Sets the engine, returns the arguments."""
         model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
+        padded = self._fit()
         watchdog.guard_children()
         log = self._settings.home / "logs" / "engine.log"
         written = logs.prepare(self._settings, log)
@@ -124,12 +125,20 @@ class VllmEngine:
         os.environ.update({name: value for name, value in wanted.items() if name not in GIVEN})
         try:
             with logs.quiet_processes(self._settings, log):
-                parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu))
+                parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu, padded_vocabulary=padded))
                 self._engine = _async_llm(parsed, self._counts)
         except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
             said = log.read_text(encoding="utf-8", errors="replace")[written:] if log.exists() else ""
             raise preflight.explain(failed, said, log, model) from failed
         return parsed
+
+    def _fit(self) -> bool:
+        """Whether target and draft have the same tokens in embeddings of different sizes. Raises EngineStartError where they do not fit."""
+        report = fitness.report(self._settings, self.mode)
+        if report is None:
+            return False
+        report.require()
+        return report.use_heterogeneous_vocab
 
     def _peak_memory(self) -> int | None:
         if self._cpu:

@@ -1,0 +1,61 @@
+"""A target and the model that drafts for it, as the settings name them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import httpx
+from huggingface_hub.errors import HfHubHTTPError
+
+from specbatch import compat
+from specbatch.domain import Mode
+from specbatch.settings import Settings
+
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
+MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
+
+
+def second_model(settings: Settings, mode: Mode) -> str | None:
+    """The draft or the head that a mode needs, as configured."""
+    if mode is Mode.DRAFT_MODEL:
+        return settings.draft
+    return settings.eagle if mode in (Mode.EAGLE, Mode.EAGLE3) else None
+
+
+def check(settings: Settings, target: str, draft: str, mode: Mode, *, device_memory_bytes: int | None = None) -> compat.Report:
+    """`compat.check` of two folders or ids as an engine with these settings would load them. Raises UsageError."""
+    return compat.check(
+        target,
+        draft,
+        mode=mode,
+        tensor_parallel=settings.tensor_parallel_size,
+        draft_tensor_parallel=draft_tensor_parallel(settings),
+        device_memory_bytes=device_memory_bytes,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs or MAX_NUM_SEQS,
+        dtype=settings.dtype,
+        quantization=settings.quantization,
+        draft_quantization=settings.draft_quantization,
+    )
+
+
+def draft_tensor_parallel(settings: Settings) -> int:
+    """vLLM takes no other size for a standalone draft than its target's."""
+    return settings.draft_tensor_parallel_size or settings.tensor_parallel_size
+
+
+def readable(model: str) -> bool:
+    """Whether a model's small files can be read here; those of an id are fetched if they are not. False where there is no network."""
+    if Path(model).expanduser().exists() or compat.cached(model):
+        return True
+    if os.environ.get("HF_HUB_OFFLINE") == "1" or model.count("/") != 1:
+        return False
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot_download(model, allow_patterns=SMALL_FILES)
+    except (OSError, HfHubHTTPError, httpx.HTTPError, ValueError):
+        return False
+    return compat.cached(model)
