@@ -231,6 +231,21 @@ def test_a_measurement_says_what_the_row_cost(engine: RunningEngine) -> None:
         assert measured.mean_acceptance_length >= 1
 
 
+def test_rows_add_up_to_what_the_engine_counts(engine: RunningEngine) -> None:
+    """Two counts of the same drafts: each row's own, and the engine's counters over all its steps."""
+    before = engine.status()
+    pending = [engine.begin(f"counted-{n}", CHAT, chat(f"Repeat: {'a b c d ' * n}", max_tokens=25, ignore_eos=True)) for n in range(2, 8)]
+    measured = [each.result(ANSWER_SECONDS).measurement for each in pending]
+    drafted, accepted = (sum(getattr(each, name) for each in measured) for name in ("drafted_tokens", "accepted_tokens"))
+    generated = sum(each.generated_tokens for each in measured)
+    engine.wait(lambda status: status.generated_tokens - before.generated_tokens >= generated)
+    after = engine.status()
+    assert (after.drafted_tokens - before.drafted_tokens, after.accepted_tokens - before.accepted_tokens) == (drafted, accepted)
+    by_position = [sum(n * steps for n, steps in enumerate(each.steps_by_accepted or ())) for each in measured]
+    assert by_position == [each.accepted_tokens for each in measured]
+    assert (drafted > 0) == (engine.mode is not Mode.PLAIN)
+
+
 def test_a_model_accepts_every_draft_of_its_own(engine: RunningEngine) -> None:
     if (engine.kind, engine.mode) != ("vllm", Mode.DRAFT_MODEL):
         pytest.skip("of the engine whose draft is its target")

@@ -6,6 +6,7 @@ holds the other end of a pipe that the kernel closes with the parent, and then k
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import subprocess
@@ -30,10 +31,12 @@ def guard_children() -> None:
     finally:
         os.close(ours)
     os.environ[MARK_VARIABLE] = mark
-    _held.append((watchdog, theirs))  # the pipe is open as long as this process lives; children do not inherit it
+    atexit.register(_release, watchdog, theirs)  # until then the pipe is open as long as this process lives; children do not inherit it
 
 
-_held: list[tuple[subprocess.Popen[bytes], int]] = []
+def _release(watchdog: subprocess.Popen[bytes], pipe: int) -> None:
+    os.close(pipe)
+    watchdog.wait()
 
 
 def marked(mark: str) -> list[psutil.Process]:
