@@ -99,7 +99,7 @@ def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnEle
         free = free.with_for_update(skip_locked=True)
     statement = (
         sa.update(jobs)
-        .where(jobs.c.id.in_(free), jobs.c.lease_until < now())
+        .where(jobs.c.id == free.scalar_subquery(), jobs.c.lease_until < now())  # IN may ask again for each row, and lease several
         .values(attempt=jobs.c.attempt + 1, owner=owner, lease_until=now() + seconds)
         .returning(jobs)
     )

@@ -61,6 +61,7 @@ def run(seed: int, minutes: float, database: str, home: Path, *, workers: int = 
         wanted.home.mkdir(parents=True)
         migration.upgrade_database(wanted)
         scene = Scene(stack.enter_context(installed(wanted, home)), valkey, postgres, random.Random(seed), workers)
+        stack.callback(scene.close)
         _play(scene, minutes * 60, pause)
         return _reckon(scene, seed, minutes, database)
 

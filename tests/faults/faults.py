@@ -88,6 +88,9 @@ class Scene:
             self._due = [(0.0, mend) for _, mend in self._due]
             self.look()
 
+    def close(self) -> None:
+        self._http.close()
+
     def open_batches(self) -> int:
         self.over |= {job_id for job_id in self.batches if job_id not in self.over and self.here.ended(job_id)}
         return len(self.batches) - len(self.over)

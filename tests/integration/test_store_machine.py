@@ -109,10 +109,12 @@ class Store(RuleBasedStateMachine):
         """Whatever state this was left in, ordinary workers and reconcilers end every batch."""
         assert isinstance(self.hints, Hints)
         self.hints.down = False
-        settle_everything(self.ctx, self.jobs)
-        for job_id in self.jobs:
-            audit(self.ctx, job_id)
-        self.ctx.database.close()
+        try:
+            settle_everything(self.ctx, self.jobs)
+            for job_id in self.jobs:
+                audit(self.ctx, job_id)
+        finally:
+            self.ctx.database.close()
 
     @initialize(target=batch_ids, count=strategies.integers(1, 14))
     def first_batch(self, count: int) -> str:
