@@ -27,7 +27,7 @@ class Process:
     def __init__(self, name: str, module: str, environment: Mapping[str, str], log: Path, seams: Sequence[Seam] = ()) -> None:
         self.name, self.log = name, log
         named = (("call_host", name), *seams)
-        self._process = _FORKS.Process(target=_run, args=(module, dict(environment), str(log), named), name=name, daemon=True)
+        self._process = _FORKS.Process(target=_run, args=(module, dict(environment), str(log), named), name=name)
         self._process.start()
 
     @property
@@ -66,8 +66,15 @@ class Process:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def says(self, words: str, seconds: float = 30.0) -> None:
-        """Wait until its log holds these words."""
-        until(lambda: words in self.text(), f"{self.name} says {words!r}", seconds, explain=self.stacks)
+        """Wait until its log holds these words. Raises AssertionError when it ends without them."""
+
+        def said() -> bool:
+            ended = self.exit_code
+            told = words in self.text()
+            assert told or ended is None, f"{self.name} ended with {ended} and did not say {words!r}:\n{self.text()[-2000:]}"
+            return told
+
+        until(said, f"{self.name} says {words!r}", seconds, explain=self.stacks)
 
     def stacks(self) -> str:
         """The end of its log, and what its threads do now: for the message of a test that waited in vain."""

@@ -222,7 +222,7 @@ def store_url(database_url: str) -> str:
 
 
 def test_any_order_of_events(store_url: str, tmp_path: Path) -> None:
-    examples = 40 if store_url.startswith("sqlite") else 15
+    examples = 30 if store_url.startswith("sqlite") else 15
     calm = settings(max_examples=examples, stateful_step_count=30, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 
     class Here(Store):
