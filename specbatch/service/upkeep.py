@@ -130,7 +130,7 @@ def drop_torsos(ctx: Context) -> None:
 def publish(ctx: Context, tally: Tally) -> None:
     """Send a message for every queued shard that has none.
 
-    A shard whose queue still holds messages is left alone for long: it is probably behind them. One whose queue is empty was lost.
+    A shard whose queue still holds messages is probably behind them, unless later ones were served. One whose queue is empty was lost.
     """
     assert ctx.queue is not None, "the process that sweeps needs a queue"
     with ctx.database.read() as tx:
@@ -139,15 +139,27 @@ def publish(ctx: Context, tally: Tally) -> None:
         patience = RESEND_SECONDS if ctx.queue.depth(model, mode) == 0 else RESEND_ANYWAY_SECONDS
         while True:
             with ctx.database.read() as tx:
-                lost = shards.unpublished(tx, model, mode, patience, ctx.settings.max_attempts, SOME)
+                lost = shards.unpublished(
+                    tx,
+                    model,
+                    mode,
+                    older_than=patience,
+                    overtaken_by=RESEND_SECONDS,
+                    most_losses=ctx.settings.max_attempts,
+                    limit=SOME,
+                )
             for again in (True, False):
-                some = (shard for shard in lost if (shard["attempt"] > 0 or shard["losses"] > 0) is again)
+                some = (shard for shard in lost if _was_sent(shard) is again)
                 ctx.queue.publish(((shard["job_id"], shard["shard_no"], model, mode) for shard in some), again=again)
             with ctx.database.write() as tx:
                 shards.stamp_published(tx, lost)
             tally.published += len(lost)
             if len(lost) < SOME:
                 break
+
+
+def _was_sent(shard: shards.Shard) -> bool:
+    return bool(shard["attempt"] > 0 or shard["losses"] > 0 or shard["published_at"] > 0)
 
 
 def forget_workers(ctx: Context) -> None:

@@ -161,9 +161,24 @@ def queues(tx: sa.Connection) -> list[tuple[str, str]]:
     return [(row.model, row.mode) for row in tx.execute(query)]
 
 
-def unpublished(tx: sa.Connection, model: str, mode: Mode, older_than: float, most_losses: int, limit: int) -> list[Shard]:
-    """Shards of one queue whose message was sent longer than `older_than` seconds ago, or never; those of the oldest batch first."""
-    stale = (*_takeable(most_losses), shards.c.published_at < now() - older_than)
+def unpublished(
+    tx: sa.Connection, model: str, mode: Mode, *, older_than: float, overtaken_by: float, most_losses: int, limit: int
+) -> list[Shard]:
+    """Shards of one queue that need a message; those of the oldest batch first.
+
+    None was sent, or longer than `older_than` seconds ago, or one that was sent `overtaken_by` seconds later has been served already:
+    messages are served in the order they were sent, those of shards that were lost before all others.
+    """
+    served = shards.alias()
+    in_turn = (served.c.status != ShardStatus.QUEUED, served.c.attempt == 1, served.c.losses == 0)
+    latest = (
+        sa.select(sa.func.coalesce(sa.func.max(served.c.published_at), 0.0))
+        .join(jobs, jobs.c.id == served.c.job_id)
+        .where(served.c.model == model, served.c.mode == mode, jobs.c.status == JobStatus.IN_PROGRESS, *in_turn)
+        .scalar_subquery()
+    )
+    overdue = sa.or_(shards.c.published_at < now() - older_than, shards.c.published_at < latest - overtaken_by)
+    stale = (*_takeable(most_losses), overdue)
     query = (
         sa.select(shards)
         .join(jobs, jobs.c.id == shards.c.job_id)

@@ -129,7 +129,12 @@ def _reckon(scene: Scene, seed: int, minutes: float, database: str) -> dict[str,
         "losses": losses,
         "most_attempts": most_attempts,
         "recovery_seconds": {
-            name: {"times": len(took), "median": round(median(took), 1), "most": round(max(took), 1)}
+            name: {
+                "times": len(took),
+                "median": round(median(took), 1),
+                "p90": round(sorted(took)[9 * len(took) // 10], 1),
+                "most": round(max(took), 1),
+            }
             for name, took in sorted(recovered.items())
         },
     }
