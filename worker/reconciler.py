@@ -15,19 +15,20 @@ from specbatch.context import Context, opened
 from specbatch.embedded import prepare, valkey
 from specbatch.errors import ServiceUnavailable, SpecbatchError
 from specbatch.processes import exit_with_parent
-from specbatch.service import finalize, ingest, upkeep, webhooks
+from specbatch.service import finalize, ingest, orphans, upkeep, webhooks
 from specbatch.settings import load
 
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.25
 ANNOUNCE_SECONDS = 1.0
+TIDY_SECONDS = 3600.0
 PAUSE_SECONDS = 2.0
 RETURN_SECONDS = 3.0  # a worker tries a database that is down at least every two
 
 
 class Reconciler:
-    """Four loops, so that a large file being validated, or a webhook that waits for its answer, holds up nothing else."""
+    """Five loops, so that a large file being validated, or a webhook that waits for its answer, holds up nothing else."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
@@ -44,6 +45,7 @@ class Reconciler:
             threading.Thread(name="finalize", target=self._repeat, args=(self._finalize, idle, self._stopped)),
             threading.Thread(name="announce", target=self._repeat, args=(self._announce, ANNOUNCE_SECONDS, self._stopped)),
             threading.Thread(name="sweep", target=self._repeat, args=(self._sweep, sweep, self._to_publish)),
+            threading.Thread(name="tidy", target=self._repeat, args=(self._tidy, TIDY_SECONDS, self._stopped)),
         ]
         for loop in loops:
             loop.start()
@@ -85,6 +87,12 @@ class Reconciler:
 
     def _announce(self) -> bool:
         return webhooks.deliver_next(self._ctx)
+
+    def _tidy(self) -> bool:
+        dropped = orphans.drop(self._ctx)
+        if dropped:
+            log.info("removed %d orphaned files", dropped)
+        return dropped >= orphans.MOST
 
     def _sweep(self) -> bool:
         if self._outage:

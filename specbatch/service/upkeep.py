@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from specbatch.context import Context
@@ -17,7 +16,6 @@ SOME = 500  # shards handled in one transaction
 RESEND_SECONDS = 5.0  # a message older than this, whose queue is empty, was lost
 RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
 HELD_UP_SECONDS = 1.0
-TORSO_SECONDS = 3600.0  # without a byte written
 PIECES = 4  # into which a suspect shard is split
 WORKER_MEMORY_SECONDS = 7 * 86_400.0
 
@@ -47,7 +45,6 @@ def sweep(ctx: Context) -> Tally:
     expire_jobs(ctx, tally)
     close_stopped(ctx, tally)
     expire_files(ctx, tally)
-    drop_torsos(ctx)
     tally.redirected += reconsider(ctx)
     forget_workers(ctx)
     publish(ctx, tally)
@@ -117,14 +114,6 @@ def expire_files(ctx: Context, tally: Tally) -> None:
         with ctx.database.write() as tx:
             files.delete(tx, file_id)
         tally.files_expired += 1
-
-
-def drop_torsos(ctx: Context) -> None:
-    """What uploads and finalizations of killed processes left half-written."""
-    for torso in ctx.settings.files_dir.glob("*.part"):
-        with suppress(FileNotFoundError):
-            if time.time() - torso.stat().st_mtime > TORSO_SECONDS:
-                torso.unlink()
 
 
 def publish(ctx: Context, tally: Tally) -> None:

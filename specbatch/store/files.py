@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
 from specbatch.database import Record, now, record, records
@@ -39,6 +41,11 @@ def delete(tx: sa.Connection, file_id: str) -> bool:
 
 def expired(tx: sa.Connection, limit: int) -> list[str]:
     return list(tx.execute(sa.select(files.c.id).where(~_alive()).limit(limit)).scalars())
+
+
+def known(tx: sa.Connection, file_ids: Sequence[str]) -> set[str]:
+    """Those of some ids that SQL knows, expired or not."""
+    return set(tx.execute(sa.select(files.c.id).where(files.c.id.in_(file_ids))).scalars())
 
 
 def _alive() -> sa.ColumnElement[bool]:
