@@ -145,7 +145,8 @@ def _play(role: str, folder: Path) -> None:
     seconds = time.monotonic() - began
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     (folder / "told.json").write_text(json.dumps({"tokens": tokens, "seconds": round(seconds, 2)}))
-    return None
+    llm.llm_engine.engine_core.shutdown()
+    os._exit(0)  # with an engine's threads about, an interpreter may wait for ever
 
 
 def _product(database: str, asked: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], list[tuple[float, float]]]:
