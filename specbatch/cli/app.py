@@ -52,6 +52,7 @@ for command in (
     jobs.status,
     jobs.results,
     jobs.cancel,
+    jobs.retry,
     jobs.jobs,
     insight.plan,
     insight.stats,

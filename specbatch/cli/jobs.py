@@ -1,9 +1,9 @@
-"""Batches from the command line: submit, look, stop, read. They work on the database; nothing needs to run."""
+"""Batches from the command line: submit, look, stop, read, try again. They work on the database; nothing needs to run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +15,8 @@ from specbatch.cli.watch import display, follow
 from specbatch.context import Context
 from specbatch.domain import TERMINAL, JobStatus, Mode, TaskType
 from specbatch.errors import Conflict, UsageError
-from specbatch.service import batches, reports
+from specbatch.service import batches, reports, webhooks
+from specbatch.service import retry as second_try
 from specbatch.wire import BatchObject
 
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="The id that submit printed.", show_default=False)]
@@ -23,13 +24,25 @@ Requests = Annotated[
     Path, typer.Argument(metavar="IN", help="OpenAI batch lines, one JSON object a line; - reads stdin.", show_default=False)
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Where the answers go; - is stdout.", show_default=False)]
+OnInvalid = Literal["fail", "skip"]
 NamedMode = Annotated[Mode | None, typer.Option("--mode", help="How to decode, by hand.", show_default=False)]
 NamedTask = Annotated[TaskType | None, typer.Option("--task", help="The task type of every row.", show_default=False)]
 
 
-def new_batch(file_id: str, endpoint: str, mode: Mode | None, task: TaskType | None, metadata: dict[str, str]) -> batches.NewBatch:
+def new_batch(
+    file_id: str,
+    endpoint: str,
+    mode: Mode | None,
+    task: TaskType | None,
+    metadata: dict[str, str],
+    *,
+    on_invalid: OnInvalid = "fail",
+    webhook_url: str | None = None,
+) -> batches.NewBatch:
     named = metadata | ({"task": task.value} if task is not None else {})
-    return batches.NewBatch(input_file_id=file_id, endpoint=endpoint, mode=mode, metadata=named or None)
+    return batches.NewBatch(
+        input_file_id=file_id, endpoint=endpoint, mode=mode, metadata=named or None, on_invalid=on_invalid, webhook_url=webhook_url
+    )
 
 
 def ending(batch: BatchObject) -> int:
@@ -46,16 +59,22 @@ def submit(
     mode: NamedMode = None,
     task: NamedTask = None,
     metadata: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Kept with the batch; may be repeated.")] = None,
+    on_invalid: Annotated[
+        OnInvalid, typer.Option(help="What a bad line does: fail the batch, or become an error line while the others run.")
+    ] = "fail",
+    webhook_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Where the batch's end is announced; needs SPECBATCH_WEBHOOK_SECRET.", show_default=False),
+    ] = None,
 ) -> None:
     """Queue a file of requests and print the batch's id. `up` or the workers of a deployment answer it."""
     pairs = _pairs(metadata or [])
     with source.opened(requests) as given, services.database(call.settings) as ctx:
         endpoint = given.endpoint()
-        batch = batches.submit(ctx, new_batch(given.upload(ctx).id, endpoint, mode, task, pairs))
-        if call.json:
-            render.document(batch.model_dump(mode="json"))
-        else:
-            typer.echo(batch.id)
+        if webhook_url is not None:
+            webhooks.check(ctx, webhook_url)  # before a large file is stored for nothing
+        new = new_batch(given.upload(ctx).id, endpoint, mode, task, pairs, on_invalid=on_invalid, webhook_url=webhook_url)
+        _show_id(call, batches.submit(ctx, new))
 
 
 @configured()
@@ -112,6 +131,13 @@ def cancel(call: Call, batch_id: BatchId) -> None:
 
 
 @configured()
+def retry(call: Call, batch_id: BatchId) -> None:
+    """Submit the rows of an ended batch that did not succeed as a batch of their own, and print its id."""
+    with services.database(call.settings) as ctx:
+        _show_id(call, second_try.retry(ctx, batch_id))
+
+
+@configured()
 def jobs(
     call: Call,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
@@ -124,6 +150,13 @@ def jobs(
         render.document({"object": "list", "data": [each.model_dump(mode="json") for each in page]})
     else:
         render.batches(page)
+
+
+def _show_id(call: Call, batch: BatchObject) -> None:
+    if call.json:
+        render.document(batch.model_dump(mode="json"))
+    else:
+        typer.echo(batch.id)
 
 
 def _watched(ctx: Context, batch_id: str, *, as_json: bool) -> BatchObject:

@@ -15,6 +15,7 @@ import pytest
 
 from specbatch.settings import Settings, load
 from tests.commands import EXAMPLES, Commands, answers, chat, family, gone, interrupt, read_lines, wait_for, write_lines
+from tests.webhook_receiver import SECRET, Receiver
 
 
 def free_port() -> int:
@@ -85,6 +86,35 @@ def test_cancel_keeps_what_is_done(cli: Commands, settings: Settings, tmp_path: 
         assert read_lines(out.with_suffix(".errors.jsonl"))[0]["error"]["code"] == "batch_cancelled"
         assert [each["id"] for each in cli.json("jobs")["data"]] == [batch["id"]]
         assert batch["id"] in cli.run("jobs").stdout
+
+
+def test_bad_lines_are_skipped_their_end_is_announced_and_what_failed_is_tried_again(
+    settings: Settings, receiver: Receiver, tmp_path: Path
+) -> None:
+    lines = [chat("good"), chat("streamed", stream=True), chat("refused", metadata={"x-fault": "refuse"})]
+    requests, out = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    known = settings.model_copy(update={"webhook_secret": SECRET, "webhook_private_addresses": True})
+    cli = Commands(known)
+    with served(cli, known):
+        failed = cli.json("submit", requests, "--on-invalid", "fail", "--webhook-url", receiver.url)
+        assert cli.run("status", failed["id"], "--watch").returncode == 2
+        skipped = cli.json("submit", requests, "--on-invalid", "skip", "--webhook-url", receiver.url)
+        assert cli.run("status", skipped["id"], "--watch").returncode == 1
+        assert cli.run("results", skipped["id"], "-o", out).returncode == 1
+        assert list(answers(out)) == ["good"]
+        wrong = {line["custom_id"]: line["error"] and line["error"]["code"] for line in read_lines(out.with_suffix(".errors.jsonl"))}
+        assert wrong == {"streamed": "streaming_unsupported", "refused": None}
+        wait_for(lambda: len(receiver.came) == 2)
+        announced = {event["data"]["id"]: event["type"] for event in receiver.events()}
+        assert announced == {failed["id"]: "batch.failed", skipped["id"]: "batch.completed"}
+        again = cli.run("retry", skipped["id"])
+        assert again.returncode == 0
+        assert cli.run("status", again.stdout.strip(), "--watch").returncode == 1
+        second = cli.json("status", again.stdout.strip(), code=1)
+        assert second["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+        assert second["metadata"] == {"retry_of": skipped["id"]}
+        nothing = cli.run("retry", failed["id"])
+        assert (nothing.returncode, "nothing to retry" in nothing.stderr) == (2, True)
 
 
 def test_a_worker_killed_under_up_comes_back(cli: Commands, settings: Settings, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from specbatch import models as tables
 from specbatch.context import Context
 from specbatch.errors import ServiceUnavailable
 from specbatch.service import files, orphans
+from specbatch.store import files as stored
 from tests.server_fixtures import jsonl, line
 
 DAY = 86_400.0
@@ -60,19 +62,24 @@ def test_old_orphans_go_and_all_else_stays(ctx: Context, folder: Path) -> None:
 def test_an_upload_in_progress_is_never_touched(ctx: Context, folder: Path) -> None:
     """While its bytes come, and between its last byte and its row."""
     aged(folder / TORSO, 2 * DAY)
-    dropped = []
+    dropped: list[int] = []
 
     def chunks() -> Iterator[bytes]:
         yield jsonl(line("a"))
         dropped.append(orphans.drop(ctx))
         yield jsonl(line("b"))
 
-    add = files.files.add
+    add = stored.add
+
+    def late(*given: Any, **named: Any) -> stored.File:
+        dropped.append(orphans.drop(ctx))
+        return add(*given, **named)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.files, "add", lambda tx, *given, **named: (dropped.append(orphans.drop(ctx)), add(tx, *given, **named))[1])
-        stored = files.upload(ctx, "in.jsonl", "batch", chunks())
+        patch.setattr(stored, "add", late)
+        uploading = files.upload(ctx, "in.jsonl", "batch", chunks())
     assert dropped == [1, 0]
-    assert files.content(ctx, stored.id).read_bytes() == jsonl(line("a"), line("b"))
+    assert files.content(ctx, uploading.id).read_bytes() == jsonl(line("a"), line("b"))
 
 
 def test_a_pass_has_an_end(ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,14 +104,14 @@ def test_files_of_another_database_are_left_alone(ctx: Context, folder: Path, tm
 def test_a_file_written_anew_during_the_pass_stays(ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second attempt to finalize takes the place of a first one that died a day ago."""
     aged(folder / LOST, 2 * DAY)
-    known = orphans.files.known
+    known = stored.known
 
     def slowly(tx: sa.Connection, ids: list[str]) -> set[str]:
         found = known(tx, ids)
         files.write_output(ctx, LOST, [b"answer\n"])
         return found
 
-    monkeypatch.setattr(orphans.files, "known", slowly)
+    monkeypatch.setattr(stored, "known", slowly)
     assert orphans.drop(ctx) == 0
     assert (folder / LOST).read_bytes() == b"answer\n"
 
@@ -114,7 +121,7 @@ def test_nothing_goes_while_the_database_is_silent(ctx: Context, folder: Path, m
         raise ServiceUnavailable("the database does not answer", code="database_unavailable")
 
     aged(folder / LOST, 2 * DAY)
-    monkeypatch.setattr(orphans.files, "known", silent)
+    monkeypatch.setattr(stored, "known", silent)
     with pytest.raises(ServiceUnavailable):
         orphans.drop(ctx)
     assert left(folder) == {LOST}

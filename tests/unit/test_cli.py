@@ -27,9 +27,10 @@ from specbatch.models import jobs
 from specbatch.settings import Settings, load
 from specbatch.wire import BatchObject
 from tests.commands import EXAMPLES, read_lines
+from tests.webhook_receiver import SECRET
 
 Invoke = Callable[..., Result]
-COMMANDS = ["run", "up", "submit", "status", "results", "cancel", "jobs", "worker", "reconciler", "api", "doctor"]
+COMMANDS = ["run", "up", "submit", "status", "results", "cancel", "retry", "jobs", "worker", "reconciler", "api", "doctor"]
 
 
 @pytest.fixture
@@ -207,10 +208,45 @@ def test_a_mode_that_is_not_offered(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_unknown_ids(invoke: Invoke) -> None:
     invoke("db", "upgrade")
-    for command in (["status", "batch_x"], ["results", "batch_x", "-o", "out.jsonl"], ["cancel", "batch_x"]):
+    for command in (["status", "batch_x"], ["results", "batch_x", "-o", "out.jsonl"], ["cancel", "batch_x"], ["retry", "batch_x"]):
         result = invoke(*command, "--json")
         assert result.exit_code == 2
         assert json.loads(result.stdout)["error"]["message"] == "No batch found with id 'batch_x'."
+
+
+def test_a_retry_of_a_batch_that_runs(invoke: Invoke) -> None:
+    invoke("db", "upgrade")
+    batch_id = invoke("submit", EXAMPLES).stdout.strip()
+    result = invoke("retry", batch_id)
+    assert result.exit_code == 2
+    assert "Cannot retry a batch with status 'validating': wait until it has ended" in error_of(result)
+
+
+def test_on_invalid_has_two_answers(invoke: Invoke) -> None:
+    result = invoke("submit", EXAMPLES, "--on-invalid", "ignore")
+    assert result.exit_code == 2
+    assert "'fail', 'skip'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("secret", "url", "words"),
+    [
+        ("", "https://example.com/hook", "SPECBATCH_WEBHOOK_SECRET"),
+        (SECRET, "ftp://example.com", "http"),
+        (SECRET, "http://127.0.0.1/", "private"),
+    ],
+    ids=["no secret", "no web address", "private address"],
+)
+def test_a_webhook_that_cannot_be_sent(
+    secret: str, url: str, words: str, invoke: Invoke, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("db", "upgrade")
+    if secret:
+        monkeypatch.setenv("SPECBATCH_WEBHOOK_SECRET", secret)
+    result = invoke("submit", EXAMPLES, "--webhook-url", url)
+    assert result.exit_code == 2
+    assert words in error_of(result)
+    assert not list(home.glob("files/*")), "nothing was stored for it"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
