@@ -61,14 +61,15 @@ def test_by_hand_by_run_and_by_http(database_url: str, redis_url: str, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     settings = Settings(data_dir=tmp_path, database_url=database_url, redis_url=redis_url, port=port, modes=(Mode.NGRAM,))
-    cli, api = Commands(settings), httpx.Client(base_url=f"http://127.0.0.1:{port}")
+    cli = Commands(settings)
     by_hand, by_run, by_http = (tmp_path / f"{name}.jsonl" for name in ("hand", "run", "http"))
     with cli.started("up") as process:
         batch_id = cli.run("submit", EXAMPLES, "--mode", "ngram").stdout.strip()
         assert cli.run("status", batch_id, "--watch", seconds=ENGINE_SECONDS).returncode == 0
         assert cli.run("results", batch_id, "-o", by_hand).returncode == 0
         assert cli.run("run", EXAMPLES, "-o", by_run, "--mode", "ngram", seconds=ENGINE_SECONDS).returncode == 0
-        by_http.write_bytes(over_http(api))
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as api:
+            by_http.write_bytes(over_http(api))
         assert process.poll() is None
     for path in (by_hand, by_run, by_http):
         assert [line["custom_id"] for line in read_lines(path)] == IDS
