@@ -53,8 +53,11 @@ History = Mapping[tuple[Mode, TaskType], Window]
 _UNMEASURED = TuningTable()
 
 
+INEXACT = "min_tokens"  # vLLM lifts its mask of end tokens a step at a time: within a draft, some positions too late (found by `verify`)
+
+
 def refused_sampling(body: object) -> str | None:
-    """The parameter that vLLM refuses under speculation, or None. A min_p of at most 1e-5 counts as unset there."""
+    """The parameter that vLLM refuses under speculation, or answers inexactly, or None. A min_p of at most 1e-5 counts as unset there."""
     if not isinstance(body, Mapping):
         return None
     try:
@@ -62,7 +65,7 @@ def refused_sampling(body: object) -> str | None:
             return "min_p"
     except (TypeError, ValueError, OverflowError):
         pass  # not a number: the engine answers 400 in any mode
-    return "logit_bias" if body.get("logit_bias") else None
+    return next((name for name in ("logit_bias", INEXACT) if body.get(name)), None)
 
 
 def decide(
@@ -85,8 +88,10 @@ def decide(
     if not available:
         return Decision(task, Mode.PLAIN, "No worker offers a mode for this model yet: plain, until one does.")
     if refused and Mode.PLAIN in available:
-        return Decision(task, Mode.PLAIN, f"{refused} is refused under speculation: plain.")
-    warning = f"; without a worker that offers plain, the engine will refuse {refused}" if refused else ""
+        why = "is not exact" if refused == INEXACT else "is refused"
+        return Decision(task, Mode.PLAIN, f"{refused} {why} under speculation: plain.")
+    will = "not be exact about" if refused == INEXACT else "refuse"
+    warning = f"; without a worker that offers plain, the engine will {will} {refused}" if refused else ""
     if named_mode in available:
         return Decision(task, named_mode, f"{named_mode} was asked for{warning}.")
     wish = f"{named_mode} was asked for, but {offer.withheld.get(named_mode, 'no worker offers it')}; " if named_mode else ""

@@ -64,9 +64,7 @@ class Probe:
 def greedy_probes(n: int) -> list[Probe]:
     """`n` requests each, all deterministic. Sampling among the one likeliest token is, too, and may have several choices."""
     asked = [_greedy(text) for text in islice(cycle(QUESTIONS), n)]
-    penalties = cycle(
-        ({"presence_penalty": 0.6, "frequency_penalty": 0.4}, {"repetition_penalty": 1.3}, {"frequency_penalty": -0.3, "min_tokens": 12})
-    )
+    penalties = cycle(({"presence_penalty": 0.6, "frequency_penalty": 0.4}, {"repetition_penalty": 1.3}, {"frequency_penalty": -0.3}))
     structured = {"response_format": {"type": "json_schema", "json_schema": {"name": "item", "schema": SCHEMA, "strict": True}}}
     certain = {"temperature": 1.0, "top_k": 1, "seed": 7, "n": CHOICES - 1, "max_tokens": SAMPLED_TOKENS}
     return [

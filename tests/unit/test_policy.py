@@ -66,6 +66,15 @@ def test_sampling_that_speculation_refuses_decodes_plainly(body: dict[str, Any],
     assert warned.reason.endswith(f"without a worker that offers plain, the engine will refuse {name}.")
 
 
+def test_min_tokens_decodes_plainly_where_it_can() -> None:
+    body = {"min_tokens": 12}
+    assert pick(body=body).reason == "min_tokens is not exact under speculation: plain."
+    warned = pick(body=body, offered=offer(Mode.NGRAM))
+    assert warned.mode is Mode.NGRAM
+    assert warned.reason.endswith("without a worker that offers plain, the engine will not be exact about min_tokens.")
+    assert refused_sampling({"min_tokens": 0}) is None
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"min_p": 0}, {"min_p": 1e-6}, {"min_p": None}, {"min_p": "much"}, {"min_p": []}, {"logit_bias": {}}, None, "text"]
 )
