@@ -18,6 +18,7 @@ ENDPOINTS = {
     "/v1/score": (),
     "/v1/rerank": ("query", "documents"),
 }
+POOLED = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank"})  # they generate nothing: a draft has nothing to speed up
 MOST_LEVELS = 128  # of lists and objects in each other: parsers after this one recurse, and each has a limit of its own
 
 

@@ -167,6 +167,26 @@ def write_qwen2(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
+def write_bert(folder: Path, *, seed: int = 0) -> Path:
+    """An embedding model behind the same tokenizer: a random BERT of HIDDEN dimensions, which vLLM pools by itself (its first token)."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        max_position_embeddings=CONTEXT,
+        pad_token_id=0,
+    )
+    BertModel(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
 def write_eagle(target: Path, folder: Path, *, generation: int = 1, seed: int = 2) -> Path:
     """A random EAGLE head (`generation` 1, or 3 for EAGLE3) for the Llama in `target`, as heads are published: no tokenizer, no embedding.
 
@@ -238,6 +258,11 @@ def short_draft(tiny_model: Callable[..., Path], tiny_llama: Path) -> Path:
 @pytest.fixture(scope="session")
 def qwen2_draft(tiny_model: Callable[..., Path]) -> Path:
     return tiny_model("qwen2-draft", write_qwen2)
+
+
+@pytest.fixture(scope="session")
+def tiny_embedder(tiny_model: Callable[..., Path]) -> Path:
+    return tiny_model("tiny-embedder", write_bert)
 
 
 @pytest.fixture(scope="session")

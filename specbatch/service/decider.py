@@ -22,6 +22,7 @@ from specbatch.store import history, shards
 from specbatch.tuning import TuningTable
 
 SAMPLE_LINES = 1000
+NOTHING_GENERATED = "Vectors and scores are computed, not generated: plain."
 
 
 class Decider:
@@ -34,24 +35,35 @@ class Decider:
         *,
         task: TaskType | None,
         mode: Mode | None,
+        pooled: bool = False,
     ) -> None:
         self._offer, self._past, self._table, self._loads = offer, past, table, loads
-        self._task, self._mode = task, mode
+        self._task, self._mode, self._pooled = task, mode, pooled
         self._decided: dict[tuple[TaskType, str | None, bool], Decision] = {}
 
     @classmethod
     def for_file(
-        cls, ctx: Context, tx: sa.Connection, model: str, path: Path, *, task: TaskType | None = None, mode: Mode | None = None
+        cls,
+        ctx: Context,
+        tx: sa.Connection,
+        model: str,
+        path: Path,
+        endpoint: str,
+        *,
+        task: TaskType | None = None,
+        mode: Mode | None = None,
     ) -> Decider:
         """For the rows of a file that will run on this model."""
         offer = offers.offer(ctx, tx, model)
         backlog = sum(owed for _, owed, _ in shards.backlog(tx, model))
         loads = expected_loads(path, ctx.settings, backlog, task)
         past = history.windows(tx, model, offer.available | {Mode.PLAIN}, max(loads.values()))
-        return cls(offer, past, tuning.table(tx, model), loads, task=task, mode=mode)
+        return cls(offer, past, tuning.table(tx, model), loads, task=task, mode=mode, pooled=endpoint in lines.POOLED)
 
     def __call__(self, body: Mapping[str, Any], row_index: int) -> Decision:
         task = classify(body, self._task).task
+        if self._pooled:
+            return Decision(task, Mode.PLAIN, NOTHING_GENERATED)
         retry = row_index % policy.RETRY_EVERY == policy.RETRY_EVERY - 1
         kind = task, policy.refused_sampling(body), retry
         if kind not in self._decided:

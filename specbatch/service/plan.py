@@ -55,7 +55,7 @@ def plan(ctx: Context, path: Path, endpoint: str, *, task: TaskType | None = Non
         if decider is None:
             model = models.get(request.model, request.model)
             with ctx.database.read() as tx:
-                decider = Decider.for_file(ctx, tx, model, path, task=task, mode=mode)
+                decider = Decider.for_file(ctx, tx, model, path, endpoint, task=task, mode=mode)
         decided[decider(request.body, number - 1)] += 1
     groups = [Group(task=each.task, mode=each.mode, reason=each.reason, rows=rows) for each, rows in decided.most_common()]
     return Plan(model=model, rows=count, groups=groups, problems=problems, problem_count=faults)

@@ -115,6 +115,7 @@ class Reading:
                     tx,
                     self._models.get(request.model, ""),
                     stored.path(self._ctx, self._job["input_file_id"]),
+                    self._job["endpoint"],
                     task=TaskType(task) if task else None,
                     mode=Mode(mode) if mode else None,
                 )

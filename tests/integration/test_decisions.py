@@ -15,6 +15,7 @@ from specbatch import models as tables
 from specbatch.context import Context, opened
 from specbatch.database import now
 from specbatch.domain import Mode, TaskType
+from specbatch.lines import POOLED
 from specbatch.service import batches, files, ingest, plan, reconsider, shards, speculation
 from specbatch.settings import Settings
 
@@ -38,7 +39,7 @@ def lines(contents: Iterable[str], **body: Any) -> list[dict[str, Any]]:
 def submit(ctx: Context, requests: list[dict[str, Any]], **new: Any) -> str:
     content = b"".join(json.dumps(each).encode() + b"\n" for each in requests)
     file = files.upload(ctx, "in.jsonl", "batch", [content])
-    job_id = batches.submit(ctx, batches.NewBatch(input_file_id=file.id, endpoint=CHAT, **new)).id
+    job_id = batches.submit(ctx, batches.NewBatch(**{"input_file_id": file.id, "endpoint": CHAT, **new})).id
     assert ingest.ingest_next(ctx, "test")
     assert batches.get(ctx, job_id).status == "in_progress", batches.get(ctx, job_id).errors
     return job_id
@@ -126,6 +127,18 @@ def test_a_named_task_and_a_lines_own_task_are_obeyed(ctx: Context) -> None:
 
 def test_a_named_mode_is_obeyed(ctx: Context) -> None:
     assert modes(ctx, submit(ctx, lines([CODE, TALK]), mode="plain")) == {("code", "plain"): 1, ("chat", "plain"): 1}
+
+
+@pytest.mark.parametrize("endpoint", sorted(POOLED))
+def test_what_generates_nothing_is_never_drafted(ctx: Context, tmp_path: Path, endpoint: str) -> None:
+    worker(ctx, Mode.PLAIN, Mode.NGRAM)
+    body = {"model": "default", "input": CODE, "query": CODE, "documents": [CODE], "text_1": CODE, "text_2": CODE}
+    requests = [{"custom_id": "a", "method": "POST", "url": endpoint, "body": body}]
+    job_id = submit(ctx, requests, endpoint=endpoint, mode=Mode.NGRAM)
+    assert modes(ctx, job_id) == {("chat", "plain"): 1}
+    assert "not generated" in reasons(ctx, job_id)
+    (tmp_path / "in.jsonl").write_text(json.dumps(requests[0]) + "\n")
+    assert [group.mode for group in plan.plan(ctx, tmp_path / "in.jsonl", endpoint).groups] == [Mode.PLAIN]
 
 
 def test_a_withheld_draft_sends_its_rows_to_ngram_and_says_why(ctx: Context) -> None:
