@@ -1,14 +1,15 @@
 """Sees to it that an engine's processes end with the process that started them, even when that is killed.
 
 vLLM's engine process does not notice the death of its parent: it would keep the GPU for nobody. A watchdog, a small process of its own,
-holds the other end of a pipe that the kernel closes with the parent, and then kills whoever carries the parent's mark in its environment.
+remembers its parent's descendants and holds the other end of a pipe that the kernel closes with the parent; then it kills them. Those too
+young to be remembered carry a mark in their environment. The mark alone would not do: vLLM soon overwrites it with the process's title.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
+import select
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +18,8 @@ from functools import cache
 import psutil
 
 MARK_VARIABLE = "SPECBATCH_ENGINE_OF"
+LOOK_SECONDS = 0.5
+WAIT_SECONDS = 10.0
 
 
 @cache
@@ -25,48 +28,46 @@ def guard_children() -> None:
     mark = f"{os.getpid()}-{secrets.token_hex(8)}"
     ours, theirs = os.pipe()
     try:
-        # Without the mark, in a session of its own: neither the kill nor the terminal's Ctrl-C is meant for it.
-        words = [sys.executable, "-P", "-m", "worker.engine.watchdog", mark]
+        words = [sys.executable, "-P", "-m", "worker.engine.watchdog", str(os.getpid()), mark]
+        # In a session of its own: the terminal's Ctrl-C is not meant for it.
         watchdog = subprocess.Popen(words, stdin=ours, stdout=subprocess.DEVNULL, start_new_session=True)
     finally:
         os.close(ours)
     os.environ[MARK_VARIABLE] = mark
-    atexit.register(_release, watchdog, theirs)  # until then the pipe is open as long as this process lives; children do not inherit it
+    _held.append((watchdog, theirs))  # the pipe is open as long as this process lives; children do not inherit it
 
 
-def _release(watchdog: subprocess.Popen[bytes], pipe: int) -> None:
-    os.close(pipe)
-    watchdog.wait()
+_held: list[tuple[subprocess.Popen[bytes], int]] = []
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The processes of this user that carry the mark."""
-    found = []
+def descendants(parents: set[psutil.Process]) -> set[psutil.Process]:
+    found: set[psutil.Process] = set()
+    for parent in parents:
+        with suppress(psutil.Error):
+            found |= set(parent.children(recursive=True))
+    return found
+
+
+def marked(mark: str) -> set[psutil.Process]:
+    found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get(MARK_VARIABLE) == mark:
-                found.append(process)
+                found.add(process)
     return found
 
 
 def main() -> None:
-    mark = sys.argv[1]
-    while os.read(0, 1):
-        pass
-    while left := marked(mark):  # one may start another while we look
-        for process in left:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(left, timeout=1)
-        if all(_ended(process) for process in left):
-            return
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    parent, myself = psutil.Process(int(sys.argv[1])), psutil.Process()
+    known: set[psutil.Process] = set()
+    while not select.select([0], [], [], LOOK_SECONDS)[0]:
+        known = descendants({parent}) - {myself}
+    known |= marked(sys.argv[2])
+    known |= descendants(known)
+    for process in known:
+        with suppress(psutil.Error):  # psutil knows a process from a later one with its number
+            process.kill()
+    psutil.wait_procs(known, timeout=WAIT_SECONDS)
 
 
 if __name__ == "__main__":
