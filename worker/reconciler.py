@@ -89,7 +89,11 @@ class Reconciler:
         return webhooks.deliver_next(self._ctx)
 
     def _tidy(self) -> bool:
-        dropped = orphans.drop(self._ctx)
+        try:
+            dropped = orphans.drop(self._ctx)
+        except OSError as failure:
+            log.warning("orphaned files are not removed: %s; it is tried again in an hour", failure)
+            return False
         if dropped:
             log.info("removed %d orphaned files", dropped)
         return dropped >= orphans.MOST

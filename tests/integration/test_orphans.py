@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 import sqlalchemy as sa
 
 from specbatch import models as tables
-from specbatch.context import Context
+from specbatch.context import Context, opened
 from specbatch.errors import ServiceUnavailable
 from specbatch.service import files, orphans
+from specbatch.settings import Settings
 from specbatch.store import files as stored
-from tests.server_fixtures import jsonl, line
+from tests.server_fixtures import jsonl, line, wait_until
+from worker.reconciler import Reconciler
 
 DAY = 86_400.0
 LOST = f"file-{'0' * 24}"
@@ -114,6 +117,20 @@ def test_a_file_written_anew_during_the_pass_stays(ctx: Context, folder: Path, m
     monkeypatch.setattr(stored, "known", slowly)
     assert orphans.drop(ctx) == 0
     assert (folder / LOST).read_bytes() == b"answer\n"
+
+
+def test_the_reconciler_removes_them(settings: Settings, folder: Path) -> None:
+    lost = aged(folder / LOST, 2 * DAY)
+    with opened(settings, settings.redis_url) as ctx:
+        reconciler = Reconciler(ctx)
+        running = threading.Thread(target=reconciler.run)
+        running.start()
+        try:
+            wait_until(lambda: not lost.exists())
+        finally:
+            reconciler.stop()
+            running.join()
+    assert left(folder) == set()
 
 
 def test_nothing_goes_while_the_database_is_silent(ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
