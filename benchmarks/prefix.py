@@ -1,6 +1,6 @@
 """What it is worth that rows with a common beginning travel together: the share of prompt tokens that the engine's cache had.
 
-    python benchmarks/prefix.py [--rows 96] [--groups 8] [--prefix-words 500] [--kv-gib 0.15] [--max-num-seqs 4]
+    python benchmarks/prefix.py [--rows 96] [--groups 24] [--prefix-words 500] [--kv-gib 0.1] [--max-num-seqs 4]
 
 `specbatch generate` over rows of some groups, shuffled; the rows of a group share a long beginning, and the beginnings of all groups do
 not fit the cache at once. Once with rows grouped by their beginnings, once in the input's order, each on an engine of its own.
@@ -48,11 +48,11 @@ WORDS = [
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=96)
-    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=24)
     parser.add_argument("--prefix-words", type=int, default=500)
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--max-num-seqs", type=int, default=4)
-    parser.add_argument("--kv-gib", type=float, default=0.15)
+    parser.add_argument("--kv-gib", type=float, default=0.1)
     parser.add_argument("--model", default=BUILTIN_MODEL)
     parser.add_argument("--name", default="prefix")
     asked = parser.parse_args()
