@@ -1,6 +1,6 @@
 """Twenty changes of mode in one worker: processes, memory and threads after each, and what a start costs. vLLM, on any machine.
 
-    python benchmarks/switching.py --model FOLDER --draft FOLDER [--times 20] [--out benchmarks/results/switching.json]
+python benchmarks/switching.py --model FOLDER --draft FOLDER [--times 20] [--out benchmarks/results/switching.json]
 """
 
 from __future__ import annotations
