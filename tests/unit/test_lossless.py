@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_noise_counts_a_gap_that_plain_decoding_itself_crossed() -> None:
     assert lossless.noise([(first, answer(7))]) == pytest.approx(0.3)
 
 
-def draw(seed: int, weights: list[float], samples: int = 96) -> list[tuple[int, ...]]:
+def draw(seed: int, weights: Sequence[float], samples: int = 96) -> list[tuple[int, ...]]:
     chance = random.Random(seed)
     return [tuple(chance.choices(range(len(weights)), weights, k=4)) for _ in range(samples)]
 
