@@ -44,15 +44,20 @@ def test_kill_9_of_the_engine_process(install: Install, sqlite_url: str) -> None
     assert (tally.status, tally.outcomes) == (JobStatus.COMPLETED, {Outcome.SUCCEEDED: 24})
     assert here.logged("the engine died after") >= 1
     assert worker.exit_code is None
+    _kill_and_see_the_engine_end(worker)  # the second one, too
 
 
 def test_kill_9_of_the_worker_leaves_no_engine(install: Install, sqlite_url: str) -> None:
     here = install(sqlite_url, engine="vllm", shards_in_flight=4, max_num_seqs=4, lease_seconds=10.0)
     worker, job_id = submitted(here)
+    _kill_and_see_the_engine_end(worker)
+    here.start("worker", "worker.__main__")
+    tally = here.finish(job_id, ENGINE_SECONDS)
+    assert (tally.status, tally.outcomes) == (JobStatus.COMPLETED, {Outcome.SUCCEEDED: 24})
+
+
+def _kill_and_see_the_engine_end(worker: Process) -> None:
     orphans = engines(worker)
     assert orphans
     os.kill(worker.pid, signal.SIGKILL)
     until(lambda: all(gone(orphan) for orphan in orphans), "the engine's processes end", 60)
-    here.start("worker", "worker.__main__")
-    tally = here.finish(job_id, ENGINE_SECONDS)
-    assert (tally.status, tally.outcomes) == (JobStatus.COMPLETED, {Outcome.SUCCEEDED: 24})

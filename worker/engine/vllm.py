@@ -54,6 +54,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         await self.stop()
+        watchdog.guard_children()  # before the engine's own processes are counted: it outlives an engine
         self._processes.begin()
         self._launching = asyncio.get_running_loop().run_in_executor(None, self._launch)
         try:
@@ -116,7 +117,6 @@ class VllmEngine:
         model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
         padded = self._fit()
-        watchdog.guard_children()
         log = self._settings.home / "logs" / "engine.log"
         written = logs.prepare(self._settings, log)
         wanted = environment(self._settings, self.mode, model, log.with_suffix(".json"))

@@ -60,14 +60,23 @@ def marked(mark: str) -> set[psutil.Process]:
 def main() -> None:
     parent, myself = psutil.Process(int(sys.argv[1])), psutil.Process()
     known: set[psutil.Process] = set()
-    while not select.select([0], [], [], LOOK_SECONDS)[0]:
+    while _lives(parent):
         known = descendants({parent}) - {myself}
+        if select.select([0], [], [], LOOK_SECONDS)[0]:
+            break
     known |= marked(sys.argv[2])
     known |= descendants(known)
     for process in known:
         with suppress(psutil.Error):  # psutil knows a process from a later one with its number
             process.kill()
     psutil.wait_procs(known, timeout=WAIT_SECONDS)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 if __name__ == "__main__":
