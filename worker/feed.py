@@ -61,7 +61,9 @@ class Feed:
         request_id = f"{self._claim.job_id}-{row.row_index}-{self._claim.attempt}"
         arrival: Arrival
         try:
-            reply: Reply = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
+            reply = await self._host.answer(request_id, self._claim.endpoint, row.body)
+            if _server_failed(reply):  # asked first: the machinery of retries costs more than all else a worker does for a row
+                reply = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
             json.dumps(reply.body, allow_nan=False)  # what could not be stored must not spoil the rows that are stored with it
             arrival = _result(row, reply, self._host.running + 1)
         except EngineDied as death:
@@ -73,11 +75,15 @@ class Feed:
         self._arrivals.put(arrival)
 
 
+def _server_failed(reply: Reply) -> bool:
+    return reply.status_code == 429 or reply.status_code >= 500
+
+
 def _patiently() -> AsyncRetrying:
     """The server's own failures are tried again; after the last try the failure is the answer."""
     return AsyncRetrying(
-        retry=retry_if_result(lambda reply: reply.status_code == 429 or reply.status_code >= 500),
-        stop=stop_after_attempt(TRIES),
+        retry=retry_if_result(_server_failed),
+        stop=stop_after_attempt(TRIES - 1),
         wait=wait_random_exponential(multiplier=0.2, max=5),
         retry_error_callback=_last_reply,
     )
@@ -93,5 +99,5 @@ def _last_reply(state: RetryCallState) -> Reply:
 def _result(row: Row, reply: Reply, load: int) -> RowResult:
     if reply.status_code < 400:
         return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, None, replace(reply.measurement, load=load))
-    outcome = Outcome.FAILED if reply.status_code >= 500 or reply.status_code == 429 else Outcome.REFUSED
+    outcome = Outcome.FAILED if _server_failed(reply) else Outcome.REFUSED
     return RowResult(row.row_index, outcome, reply.status_code, reply.body)
