@@ -14,7 +14,7 @@ class Processes:
     """The processes that this one has started since `watch`, and their peak of resident memory over the readings taken."""
 
     def __init__(self) -> None:
-        self._before: frozenset[int] = frozenset()
+        self._before: frozenset[int] | None = None
         self._watched: list[psutil.Process] = []
         self._peak = 0
 
@@ -24,6 +24,8 @@ class Processes:
 
     def refresh(self) -> list[psutil.Process]:
         """The engine's processes now, with their descendants. Those seen once are kept: an orphan still has to be ended."""
+        if self._before is None:
+            return []  # nothing was started yet: all children are others'
         own = [child for child in psutil.Process().children() if child.pid not in self._before and not _is_tracker(child)]
         seen = {process.pid: process for process in self._watched if process.is_running()}
         for child in own:
