@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def pytest_configure() -> None:
     for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
         del os.environ[name]
     Settings.model_config["toml_file"] = None
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's background job inherits that, and so would every command that a test interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
