@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,12 @@ def answered(host: EngineHost) -> bool:
     return reply.status_code == 200
 
 
-def switch_often(settings: Settings, modes: list[Mode], times: int, children: Callable[[], int]) -> None:
+def switch_often(settings: Settings, modes: list[Mode], times: int) -> None:
+    others = engine_children()  # of an engine that other tests of this session share
+
+    def children() -> int:
+        return len(engine_children() - others)
+
     with hosted(settings, modes[0]) as host:
         assert answered(host)
         seen = [(children(), threading.active_count())]
@@ -59,7 +64,7 @@ def switch_often(settings: Settings, modes: list[Mode], times: int, children: Ca
 
 
 def test_twenty_switches_of_scripted_engines(settings: Settings) -> None:
-    switch_often(settings, [Mode.NGRAM, Mode.PLAIN], 20, lambda: len(engine_children()))
+    switch_often(settings, [Mode.NGRAM, Mode.PLAIN], 20)
 
 
 @pytest.mark.vllm
@@ -69,7 +74,7 @@ def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
     settings = Settings(
         data_dir=tmp_path, model=str(tiny_llama), draft=str(tiny_llama), dtype="float32", cpu_kv_cache_gib=0.25, max_num_seqs=4
     )
-    switch_often(settings, [Mode.NGRAM, Mode.DRAFT_MODEL, Mode.PLAIN], 3, lambda: len(engine_children()))
+    switch_often(settings, [Mode.NGRAM, Mode.DRAFT_MODEL, Mode.PLAIN], 3)
 
 
 def test_one_worker_serves_the_rows_of_two_modes_and_fixed_workers_share_its_queues(settings: Settings, redis_url: str) -> None:
