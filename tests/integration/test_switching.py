@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +26,7 @@ from tests.engine_fixtures import engine_children
 from tests.server_fixtures import CHAT, jsonl, line
 from worker.host import EngineHost
 
+SWITCHING = Path(__file__).parents[2] / "benchmarks" / "switching.py"
 GROWTH_BYTES = 64 * 1024**2  # of this process: what an allocator keeps, not an engine
 ASK = {"model": "default", "messages": [{"role": "user", "content": "Say a word."}], "max_tokens": 4, "temperature": 0}
 
@@ -39,7 +43,8 @@ def hosted(settings: Settings, first: Mode) -> Iterator[EngineHost]:
 
 def answered(host: EngineHost) -> bool:
     reply = asyncio.run_coroutine_threadsafe(host.answer("row", CHAT, dict(ASK)), host.loop).result(100)
-    return reply.status_code == 200
+    assert reply.status_code == 200, reply.body
+    return True
 
 
 def switch_often(settings: Settings, modes: list[Mode], times: int) -> None:
@@ -70,11 +75,19 @@ def test_twenty_switches_of_scripted_engines(settings: Settings) -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
-    """Twenty of them are in benchmarks/switching.py: an engine takes some ten seconds to start on two cores."""
-    settings = Settings(
-        data_dir=tmp_path, model=str(tiny_llama), draft=str(tiny_llama), dtype="float32", cpu_kv_cache_gib=0.25, max_num_seqs=4
-    )
-    switch_often(settings, [Mode.NGRAM, Mode.DRAFT_MODEL, Mode.PLAIN], 3)
+    """Three of the twenty that the benchmark makes, in a process of their own as in a worker."""
+    out = tmp_path / "switching.json"
+    words = ["--model", str(tiny_llama), "--draft", str(tiny_llama), "--times", "3", "--out", str(out)]
+    ended = subprocess.run([sys.executable, str(SWITCHING), *words], capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(out.read_text())
+    readings = told["readings"]
+    assert [reading["mode"] for reading in readings] == ["ngram", "draft_model", "plain", "ngram"]
+    assert all(reading["answered"] for reading in readings)
+    assert len({reading["children"] for reading in readings}) == 1
+    assert max(reading["threads"] for reading in readings) <= readings[0]["threads"] + 2
+    assert readings[-1]["own_bytes"] - readings[1]["own_bytes"] < GROWTH_BYTES
+    assert told["left_behind"] == 0
 
 
 def test_one_worker_serves_the_rows_of_two_modes_and_fixed_workers_share_its_queues(settings: Settings, redis_url: str) -> None:
