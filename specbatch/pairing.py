@@ -10,10 +10,10 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from specbatch import compat
 from specbatch.domain import Mode
+from specbatch.serving import MAX_NUM_SEQS
 from specbatch.settings import Settings
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
-MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
 
 
 def second_model(settings: Settings, mode: Mode) -> str | None:

@@ -10,6 +10,7 @@ from specbatch.domain import Mode
 from specbatch.errors import UsageError
 from specbatch.settings import BUILTIN_MODEL, DEFAULT_ALIAS, Settings
 
+MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
 GPU_NODES = ("nvidia[0-9]*", "kfd")  # NVIDIA's device files, and the compute node of AMD's driver
 
 

@@ -6,10 +6,9 @@ from specbatch import policy
 from specbatch.context import Context
 from specbatch.domain import Mode, TaskType
 from specbatch.service import offers, tuning
+from specbatch.serving import MAX_NUM_SEQS
 from specbatch.settings import Settings
 from specbatch.store import history, shards
-
-MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
 
 
 def reconsider(ctx: Context) -> int:
