@@ -91,13 +91,16 @@ class Case(_Value):
 
 
 class ModeReport(_Value):
+    """`untried` says why nothing was asked in this mode: nothing is claimed for it then."""
+
     mode: Mode
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...] = ()
+    untried: str | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def lossless(self) -> bool:
-        return not any(case.faults for case in self.cases)
+        return self.untried is None and not any(case.faults for case in self.cases)
 
 
 class Report(_Value):
@@ -111,7 +114,8 @@ class Report(_Value):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def lossless(self) -> bool:
-        return all(mode.lossless for mode in self.modes)
+        """Every mode that was tried."""
+        return all(mode.lossless for mode in self.modes if mode.untried is None)
 
 
 def run(parameters: Parameters, environment: Mapping[str, str]) -> Iterator[Progress | Report]:

@@ -53,19 +53,36 @@ History = Mapping[tuple[Mode, TaskType], Window]
 _UNMEASURED = TuningTable()
 
 
-INEXACT = "min_tokens"  # vLLM lifts its mask of end tokens a step at a time: within a draft, some positions too late (found by `verify`)
+EPSILON = 1e-5  # vLLM's own: a min_p up to it counts as unset, a temperature below it as greedy
+# What vLLM does not refuse, and does not obey to the letter: what is wrong, and what its engine will do. Both found by `verify`.
+INEXACT = {
+    # vLLM lifts its mask of end tokens a step at a time: within a draft, some positions too late.
+    "min_tokens": ("is not exact", "not be exact about min_tokens"),
+    # A drafted token takes random numbers of the seed's, so the text depends on what was drafted: on how many requests share the step (K by
+    # batch size), on the rows before (suffix), on chance (probabilistic drafts). The distribution is right, the repetition is lost.
+    "seed": ("does not repeat its text", "not repeat the text of a seed"),
+}
 
 
 def refused_sampling(body: object) -> str | None:
-    """The parameter that vLLM refuses under speculation, or answers inexactly, or None. A min_p of at most 1e-5 counts as unset there."""
+    """The parameter that vLLM refuses under speculation, or does not obey to the letter, or None."""
     if not isinstance(body, Mapping):
         return None
+    given = {
+        "min_p": _above(body.get("min_p"), 0.0),
+        "logit_bias": body.get("logit_bias"),
+        "min_tokens": body.get("min_tokens"),
+        # -1 means none. Greedy text has no use for a seed; without a temperature text is sampled.
+        "seed": body.get("seed") not in (None, -1) and _above(body.get("temperature"), 1.0),
+    }
+    return next((name for name, value in given.items() if value), None)
+
+
+def _above(value: object, default: float) -> bool:
     try:
-        if float(body.get("min_p") or 0.0) > 1e-5:
-            return "min_p"
+        return float(default if value is None else value) > EPSILON  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        pass  # not a number: the engine answers 400 in any mode
-    return next((name for name in ("logit_bias", INEXACT) if body.get(name)), None)
+        return False  # not a number: the engine answers 400 in any mode
 
 
 def decide(
@@ -87,11 +104,10 @@ def decide(
     available, refused = offer.available, refused_sampling(body)
     if not available:
         return Decision(task, Mode.PLAIN, "No worker offers a mode for this model yet: plain, until one does.")
+    why, will = INEXACT.get(refused or "", ("is refused", f"refuse {refused}"))
     if refused and Mode.PLAIN in available:
-        why = "is not exact" if refused == INEXACT else "is refused"
         return Decision(task, Mode.PLAIN, f"{refused} {why} under speculation: plain.")
-    will = "not be exact about" if refused == INEXACT else "refuse"
-    warning = f"; without a worker that offers plain, the engine will {will} {refused}" if refused else ""
+    warning = f"; without a worker that offers plain, the engine will {will}" if refused else ""
     if named_mode in available:
         return Decision(task, named_mode, f"{named_mode} was asked for{warning}.")
     wish = f"{named_mode} was asked for, but {offer.withheld.get(named_mode, 'no worker offers it')}; " if named_mode else ""

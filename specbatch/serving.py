@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from specbatch.errors import UsageError
 from specbatch.settings import BUILTIN_MODEL, DEFAULT_ALIAS, Settings
 
 MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
+SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # of the extra `suffix`
 GPU_NODES = ("nvidia[0-9]*", "kfd")  # NVIDIA's device files, and the compute node of AMD's driver
 
 
@@ -54,6 +56,13 @@ def names_of(model: str, *further: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in (model, short, *further, DEFAULT_ALIAS) if name))
 
 
+def suffix_missing() -> str | None:
+    """What mode suffix needs on this machine, and how to get it; None where it is here."""
+    if importlib.util.find_spec("arctic_inference") is not None:
+        return None
+    return f"mode suffix needs a package: run `pip install {SUFFIX_PACKAGE}` (a C++ compiler takes minutes over it), or use mode ngram"
+
+
 def offered_modes(settings: Settings) -> tuple[Mode, ...]:
     """The modes that a worker with these settings offers, the one to start with first.
 
@@ -61,6 +70,7 @@ def offered_modes(settings: Settings) -> tuple[Mode, ...]:
     """
     if not settings.modes:
         offered = [Mode.NGRAM, Mode.PLAIN]
+        offered += [Mode.SUFFIX] if settings.engine == "vllm" and suffix_missing() is None else []
         offered += [Mode.DRAFT_MODEL] if settings.draft else []
         offered += [Mode.EAGLE3, Mode.EAGLE] if settings.eagle else []  # the worker withholds the one that the head is not
         return tuple(offered)

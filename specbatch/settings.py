@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     ngram_lookup_max: int = Field(3, ge=1)
     ngram_lookup_min: int = Field(2, ge=1)
     suffix_tokens: int = Field(16, ge=1, le=16, description="Most tokens drafted a step in mode suffix.")
+    suffix_tree_depth: int = Field(24, ge=1, description="Longest match and draft together in mode suffix.")
+    suffix_cached_requests: int = Field(10_000, ge=0, description="Answers that mode suffix remembers; 0 for none but the row's own.")
+    suffix_factor: float = Field(1.0, ge=0, description="Tokens drafted for each token that matched in mode suffix.")
+    suffix_min_probability: float = Field(0.1, ge=0, le=1, description="The least share of earlier texts that went on as a draft does.")
     tokens_by_batch_size: Annotated[tuple[tuple[int, int, int], ...], NoDecode] = Field(
         (), description="K by how many requests run in a step, as first-last:K,...; K may be 0."
     )

@@ -1,4 +1,4 @@
-"""Which configured modes can be served at all, told from the files of target and draft before an engine is started."""
+"""Which configured modes can be served at all, told from packages and the files of both models before an engine starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specbatch import compat, pairing
 from specbatch.domain import Mode
 from specbatch.errors import SpecbatchError
-from specbatch.serving import device_memory_bytes, resolve_model
+from specbatch.serving import device_memory_bytes, resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin
 
@@ -33,6 +33,9 @@ def unfit(settings: Settings, modes: Sequence[Mode]) -> dict[Mode, str]:
         return {}
     reasons: dict[Mode, str] = {}
     for mode in modes:
+        if mode is Mode.SUFFIX and (missing := suffix_missing()) is not None:
+            reasons[mode] = missing
+            continue
         try:
             found = report(settings, mode)
         except SpecbatchError as wrong:

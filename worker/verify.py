@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from specbatch import errand, frequencies, logs, lossless
@@ -18,6 +19,7 @@ from specbatch.processes import ERROR_PREFIX
 from specbatch.settings import Settings, load
 from worker import engine as engines
 from worker.engine.base import Engine, EngineDied
+from worker.fitness import unfit
 from worker.interview import Asked, Session, ask, interview
 from worker.probes import Probe, greedy_probes, stop_probe
 
@@ -29,37 +31,73 @@ Say = Callable[[str], None]
 
 
 async def verify(build: Build, settings: Settings, parameters: Parameters, say: Say) -> Report:
-    """Ask plain decoding, then each mode. Raises EngineStartError, also when plain decoding dies; a mode that dies has a fault."""
+    """Ask plain decoding, then each mode. A mode that dies has a fault; one that does not start is untried, and the others are not.
+
+    Raises EngineStartError where plain decoding does not start or dies, and where no mode can be tried.
+    """
+    untried = unfit(settings, parameters.modes)
+    _require_some([ModeReport(mode=mode, untried=untried.get(mode)) for mode in parameters.modes])
     try:
-        probes, few, noise, plain, model = await _plain(build, settings, parameters, say)
+        asked = await _plain(build, settings, parameters, say)
     except EngineDied as died:
         raise EngineStartError(f"the engine died in mode plain: {died}. vLLM's log: {_log(settings)}") from died
-    tolerance = lossless.tolerance(noise)
     reports = []
     for mode in parameters.modes:
         try:
-            async with _running(build, settings, mode, say) as engine:
-                # Seeds of its own: with plain decoding's, both would draw the same first tokens, and the tests ask for independent draws.
-                asked = await interview(engine, probes, few, parameters, range(parameters.seeds, 2 * parameters.seeds))
-            say(f"{mode}: judging")
-            cases = _judge(plain, asked, tolerance)
-        except EngineDied as died:
-            cases = [_faulty("engine", f"it died of requests that plain decoding answers ({died}). vLLM's log: {_log(settings)}")]
-        reports.append(ModeReport(mode=mode, cases=tuple(cases)))
-    return Report(model=model, noise=noise, tolerance=tolerance, modes=tuple(reports))
+            if mode in untried:
+                raise EngineStartError(untried[mode])
+            reports.append(ModeReport(mode=mode, cases=tuple(await _try(build, settings, mode, asked, parameters, say))))
+        except EngineStartError as failure:
+            reports.append(ModeReport(mode=mode, untried=failure.message))
+    _require_some(reports)
+    return Report(model=asked.model, noise=asked.noise, tolerance=lossless.tolerance(asked.noise), modes=tuple(reports))
 
 
-async def _plain(build: Build, settings: Settings, parameters: Parameters, say: Say) -> tuple[list[Probe], list[int], float, Session, str]:
-    """The deterministic probes, the few tokens to sample among, the noise between two runs, plain decoding's session, the model's name."""
+def _require_some(reports: list[ModeReport]) -> None:
+    if all(report.untried for report in reports):
+        raise EngineStartError("; ".join(f"mode {report.mode} cannot be tried: {report.untried}" for report in reports))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """What plain decoding was asked and said: the deterministic probes, the few tokens to sample among, the noise between its own runs."""
+
+    model: str
+    probes: list[Probe]
+    few: list[int]
+    noise: float
+    session: Session
+
+
+async def _plain(build: Build, settings: Settings, parameters: Parameters, say: Say) -> _Plain:
     async with _running(build, settings, Mode.PLAIN, say) as engine:
         probes = greedy_probes(parameters.n)
         first, again = await ask(engine, probes[0]), await ask(engine, probes[0], at_once=ANOTHER_BATCH)
         _require_tokens(first)
-        noise = lossless.noise(zip(first.choices(), again.choices(), strict=True))
         probes.append(stop_probe([answer.text for answer in first.choices()], probes[0].bodies))
         few = list(dict.fromkeys(token for tokens in first.tokens() for token in tokens))[:FEW]
-        plain = await interview(engine, probes, few, parameters, range(parameters.seeds))
-        return probes, few, noise, plain, engine.model
+        session = await interview(engine, probes, few, parameters, range(parameters.seeds))
+        # The interview's batches hold the other probes as well: of few prompts, the first two runs would have had the same batch.
+        pairs = [pair for run in (again, session.greedy[0]) for pair in zip(first.choices(), run.choices(), strict=True)]
+        return _Plain(engine.model, probes, few, lossless.noise(pairs), session)
+
+
+async def _try(build: Build, settings: Settings, mode: Mode, plain: _Plain, parameters: Parameters, say: Say) -> list[Case]:
+    try:
+        async with _running(build, settings, mode, say) as engine:
+            # Seeds of its own: with plain decoding's, both would draw the same first tokens, and the tests ask for independent draws.
+            session = await interview(engine, plain.probes, plain.few, parameters, range(parameters.seeds, 2 * parameters.seeds))
+    except EngineDied as died:
+        return [_faulty("engine", f"it died of requests that plain decoding answers ({died}). vLLM's log: {_log(settings)}")]
+    say(f"{mode}: judging")
+    return _judge(plain.session, session, lossless.tolerance(plain.noise), _excuse(settings, mode))
+
+
+def _excuse(settings: Settings, mode: Mode) -> str | None:
+    """Why a seed need not repeat its text in this mode: its drafts do not follow from the row alone. Policy sends such rows to plain."""
+    if mode is Mode.SUFFIX:
+        return "its drafts depend on the rows before"
+    return "its drafts are drawn by chance" if mode is Mode.DRAFT_MODEL and settings.draft_sample_method == "probabilistic" else None
 
 
 @asynccontextmanager
@@ -78,10 +116,10 @@ def _log(settings: Settings) -> Path:
     return settings.home / "logs" / "engine.log"
 
 
-def _judge(plain: Session, mode: Session, tolerance: float) -> list[Case]:
+def _judge(plain: Session, mode: Session, tolerance: float, excuse: str | None) -> list[Case]:
     cases = [_judge_greedy(*pair, tolerance) for pair in zip(plain.greedy, mode.greedy, strict=True)]
     cases += [_judge_sampled(*pair) for pair in zip(plain.sampled, mode.sampled, strict=True)]
-    return [*cases, _judge_repeats(plain.repeats, mode.repeats)]
+    return [*cases, _judge_repeats(plain.repeats, mode.repeats, excuse)]
 
 
 def _judge_greedy(plain: Asked, mode: Asked, tolerance: float) -> Case:
@@ -130,8 +168,11 @@ def _judge_sampled(plain: list[Asked], mode: list[Asked]) -> Case:
     )
 
 
-def _judge_repeats(plain: tuple[Asked, Asked], mode: tuple[Asked, Asked]) -> Case:
-    """A seed asked twice gives one text, as often as in plain decoding: there, too, arithmetic may move a draw over an edge."""
+def _judge_repeats(plain: tuple[Asked, Asked], mode: tuple[Asked, Asked], excuse: str | None) -> Case:
+    """A seed asked twice gives one text, as often as in plain decoding: there, too, arithmetic may move a draw over an edge.
+
+    With an excuse fewer repetitions are no fault, and are told.
+    """
     for one, other in zip(plain, mode, strict=True):
         if (refused := _refused(one, other)) is not None:
             return refused
@@ -141,17 +182,18 @@ def _judge_repeats(plain: tuple[Asked, Asked], mode: tuple[Asked, Asked]) -> Cas
     requests, drafted = len(mode[0].replies), sum(asked.drafted or 0 for asked in mode)
     p_value = frequencies.fewer_p(in_plain, in_mode, requests)
     said = f"{in_mode} of {requests} seeded requests repeat their text, {in_plain} in plain decoding: p = {p_value:.2g}"
-    fault = Difference(prompt=0, verdict=Verdict.FAULT, message=said)
+    fewer = p_value <= frequencies.LEVEL
+    excused = f"{excuse}, so seeds do not repeat: rows with a seed run in plain" if fewer and excuse else None
     return Case(
         name=mode[0].probe.name,
         compared=requests,
         identical=in_mode,
-        differences=(fault,) if p_value <= frequencies.LEVEL else (),
+        differences=(Difference(prompt=0, verdict=Verdict.FAULT, message=said),) if fewer and not excused else (),
         p_value=p_value,
         threshold=frequencies.LEVEL,
         drafted_tokens=drafted,
         accepted_tokens=sum(asked.accepted or 0 for asked in mode),
-        note=_note(drafted),
+        note=excused or _note(drafted),
     )
 
 

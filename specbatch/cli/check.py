@@ -12,12 +12,12 @@ from rich.table import Table
 from specbatch import pairing
 from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, Call, configured
-from specbatch.compat import Memory, Report, Severity
+from specbatch.compat import Memory, Report, Severity, require_drafting
 from specbatch.compat.checkpoint import locate
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError, UsageError
 from specbatch.processes import ERROR_PREFIX
-from specbatch.serving import device_memory_bytes, resolve_model
+from specbatch.serving import device_memory_bytes, resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 LABELS = {Severity.OK: "ok", Severity.WARNING: "WARNING", Severity.FAILURE: "FAILS"}
@@ -69,6 +69,9 @@ def _second(settings: Settings, mode: Mode | None) -> tuple[Mode, str]:
     if mode is None and settings.draft is None and settings.eagle is not None:
         mode = locate(_folder(settings, settings.eagle)).head_mode or Mode.EAGLE3
     mode = mode or Mode.DRAFT_MODEL
+    if mode is Mode.SUFFIX and (missing := suffix_missing()) is not None:
+        raise UsageError(missing, param="mode")
+    require_drafting(mode)
     name = "draft" if mode is Mode.DRAFT_MODEL else "eagle"
     second: str | None = getattr(settings, name)
     if second is None:

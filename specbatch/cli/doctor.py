@@ -18,8 +18,9 @@ from specbatch import embedded, migration, services
 from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, SERVER, Call, configured
 from specbatch.compat.checkpoint import locate
+from specbatch.domain import Mode
 from specbatch.errors import ServiceUnavailable, SpecbatchError
-from specbatch.serving import has_gpu, resolve_model
+from specbatch.serving import has_gpu, resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -105,6 +106,14 @@ def _draft(settings: Settings) -> tuple[str, str]:
     return ("none: mode draft_model is not available", "") if settings.draft is None else _there(settings.draft, settings)
 
 
+def _suffix(settings: Settings) -> tuple[str, str]:
+    """Only a mode that was asked for is missed."""
+    missing = suffix_missing() if settings.engine == "vllm" else None
+    if missing is None:
+        return (_version("arctic-inference") or "scripted"), ""
+    return ("not installed", missing) if Mode.SUFFIX in settings.modes else (f"none: {missing}", "")
+
+
 def _there(model: str, settings: Settings) -> tuple[str, str]:
     if settings.engine == "scripted":
         return f"{model}, by name only", ""
@@ -164,6 +173,7 @@ _CHECKS: dict[str, Callable[[Settings], tuple[str, str]]] = {
     "gpu": _gpu,
     "model": _model,
     "draft": _draft,
+    "suffix": _suffix,
     "disk": _disk,
     "database": _database,
     "redis": _redis,

@@ -30,7 +30,7 @@ def verify(
 ) -> None:
     """Ask plain decoding and then a speculative mode the same, and compare: token by token, and by frequency where answers are sampled.
 
-    Exit code: 0 lossless, 1 a fault was found, 2 it could not be tried.
+    Exit code: 0 lossless, 1 a fault was found, 2 it could not be tried; nor could a mode that was asked for.
     """
     parameters = Parameters(modes=_modes(call.settings, mode or []), n=n, seeds=seeds)
     embedded.prepare(call.settings)
@@ -47,11 +47,16 @@ def verify(
         render.document(report.model_dump(mode="json"))
     else:
         show(report)
-    raise typer.Exit(0 if report.lossless else 1)
+    if not report.lossless:
+        raise typer.Exit(1)
+    raise typer.Exit(2 if any(each.untried for each in report.modes if each.mode in (mode or ())) else 0)
 
 
 def show(report: Report) -> None:
     for mode in report.modes:
+        if mode.untried is not None:
+            render.say(f"{mode.mode} was not tried: {mode.untried}")
+            continue
         table = Table(box=None, pad_edge=False, title=f"{mode.mode} against plain decoding, {report.model}", title_justify="left")
         for name in ("case", "compared", "identical", "near-ties", "faults", "least p", "of at least", "accepted", "note"):
             table.add_column(name, justify="left" if name in ("case", "note") else "right", overflow="fold")

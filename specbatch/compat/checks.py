@@ -14,6 +14,12 @@ from specbatch.errors import UsageError
 DRAFTING_MODES = (Mode.DRAFT_MODEL, Mode.EAGLE, Mode.EAGLE3)
 
 
+def require_drafting(mode: Mode) -> None:
+    """Raises UsageError for a mode that drafts with no second model."""
+    if mode not in DRAFTING_MODES:
+        raise UsageError(f"mode {mode} has no draft to check; give one of {', '.join(DRAFTING_MODES)}", param="mode")
+
+
 def check(
     target: str | Path,
     draft: str | Path,
@@ -34,8 +40,7 @@ def check(
     `dtype` is the one that both are served in, `quantization` what the engine is told beyond the configs; memory is for one device.
     Raises UsageError where a model cannot be read at all, or a mode drafts with no second model; all else is a finding.
     """
-    if mode not in DRAFTING_MODES:
-        raise UsageError(f"mode {mode} has no draft to check; give one of {', '.join(DRAFTING_MODES)}", param="mode")
+    require_drafting(mode)
     pair = Pair(
         target=locate(target),
         draft=locate(draft),

@@ -32,7 +32,24 @@ def after(words: list[str], flag: str) -> str:
             {"ngram_tokens": 6, "ngram_lookup_max": 4, "ngram_lookup_min": 3},
             {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4, "prompt_lookup_min": 3},
         ),
-        (Mode.SUFFIX, {"suffix_tokens": 12}, {"method": "suffix", "num_speculative_tokens": 12}),
+        (
+            Mode.SUFFIX,
+            {
+                "suffix_tokens": 12,
+                "suffix_tree_depth": 32,
+                "suffix_cached_requests": 100,
+                "suffix_factor": 2,
+                "suffix_min_probability": 0.2,
+            },
+            {
+                "method": "suffix",
+                "num_speculative_tokens": 12,
+                "suffix_decoding_max_tree_depth": 32,
+                "suffix_decoding_max_cached_requests": 100,
+                "suffix_decoding_max_spec_factor": 2.0,
+                "suffix_decoding_min_token_prob": 0.2,
+            },
+        ),
         (
             Mode.DRAFT_MODEL,
             {

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specbatch import frequencies, lossless
-from specbatch.domain import Mode
+from specbatch.domain import Mode, Reply
 from specbatch.errors import EngineStartError
 from specbatch.frequencies import LEVEL, fewer_p, grams, permutation_p
 from specbatch.lossless import Answer, Case, Parameters, Report, Verdict
 from specbatch.settings import Settings
 from tests.chain_engine import Body, ChainEngine, builder
+from worker import fitness
 from worker.verify import verify
 
 TOLERANCE = 0.01
@@ -146,9 +147,14 @@ def test_fishers_test_agrees_with_counting() -> None:
     assert fewer_p(0, 0, 8) == 1
 
 
-def report(change: Callable[[Body], Body] = dict, tamper: Callable[[Body, Body], Body] = lambda _, body: body, **fields: Any) -> Report:
+def report(
+    change: Callable[[Body], Body] = dict,
+    tamper: Callable[[Body, Body], Body] = lambda _, body: body,
+    settings: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Report:
     parameters = Parameters(**{"modes": (Mode.NGRAM,), "n": 4, "seeds": 8} | fields)
-    return asyncio.run(verify(builder(change, tamper), Settings(data_dir=Path("unused")), parameters, lambda message: None))
+    return asyncio.run(verify(builder(change, tamper), Settings(data_dir=Path("unused"), **(settings or {})), parameters, lambda _: None))
 
 
 def faulty(found: Report) -> dict[str, Case]:
@@ -244,6 +250,95 @@ def test_seeds_that_are_ignored_are_found() -> None:
     assert list(found) == ["seeds"]
     assert found["seeds"].p_value is not None
     assert found["seeds"].p_value <= LEVEL
+
+
+def test_seeds_that_cannot_repeat_are_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of suffix and of chance differ each time, and policy keeps seeded rows away: all else is judged as ever."""
+
+    monkeypatch.setattr(fitness, "suffix_missing", lambda: None)
+
+    def without_seed(body: Body) -> Body:
+        return {key: value for key, value in body.items() if key != "seed"}
+
+    chance = {"settings": {"draft_sample_method": "probabilistic"}}
+    for mode, more, why in ((Mode.SUFFIX, {}, "rows before"), (Mode.DRAFT_MODEL, chance, "by chance")):
+        found = report(without_seed, modes=(mode,), **more)
+        assert found.lossless, faulty(found)
+        seeds = found.modes[0].cases[-1]
+        assert seeds.name == "seeds"
+        assert seeds.identical is not None
+        assert seeds.identical < seeds.compared
+        assert why in (seeds.note or "")
+    assert list(faulty(report(without_seed, modes=(Mode.DRAFT_MODEL,)))) == ["seeds"]
+    honest = report(modes=(Mode.SUFFIX,)).modes[0].cases[-1]
+    assert (honest.identical, honest.note) == (honest.compared, None)
+
+
+@pytest.fixture
+def without_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitness, "suffix_missing", lambda: "its package is missing")
+
+
+@pytest.mark.usefixtures("without_suffix")
+def test_a_mode_that_cannot_be_tried_does_not_hide_the_others() -> None:
+    found = report(modes=(Mode.SUFFIX, Mode.NGRAM), n=1)
+    suffix, ngram = found.modes
+    assert (suffix.untried, suffix.cases, suffix.lossless) == ("its package is missing", (), False)
+    assert ngram.lossless
+    assert found.lossless, "nothing is claimed for what was not tried"
+
+
+@pytest.mark.usefixtures("without_suffix")
+def test_no_engine_starts_where_no_mode_can_be_tried() -> None:
+    def build(settings: Settings, mode: Mode) -> Any:
+        raise AssertionError(mode)
+
+    with pytest.raises(EngineStartError, match="mode suffix cannot be tried: its package is missing"):
+        asyncio.run(verify(build, Settings(data_dir=Path("unused")), Parameters(modes=(Mode.SUFFIX,)), lambda message: None))
+
+
+def test_a_mode_whose_engine_does_not_start_is_untried() -> None:
+    built = builder()
+
+    def build(settings: Settings, mode: Mode) -> Any:
+        if mode is Mode.EAGLE:
+            raise EngineStartError("the head is too wide")
+        return built(settings, mode)
+
+    parameters = Parameters(modes=(Mode.EAGLE, Mode.NGRAM), n=1, seeds=8)
+    found = asyncio.run(verify(build, Settings(data_dir=Path("unused")), parameters, lambda message: None))
+    assert [(mode.untried, mode.lossless) for mode in found.modes] == [("the head is too wide", False), (None, True)]
+
+
+class Wavering(ChainEngine):
+    """Log probabilities that lean on how many requests are inside, as those of low precision do."""
+
+    def __init__(self, mode: Mode, by: float) -> None:
+        super().__init__(mode)
+        self._by, self._inside = by, 0
+
+    async def answer(self, request_id: str, endpoint: str, body: Body) -> Reply:
+        self._inside += 1
+        await asyncio.sleep(0)
+        lean = self._by * min(self._inside, 3)
+        reply = await super().answer(request_id, endpoint, body)
+        self._inside -= 1
+        for choice in reply.body["choices"]:
+            for entry in (choice["logprobs"] or {"content": []})["content"]:
+                entry["logprob"] -= lean
+                for top in entry["top_logprobs"]:
+                    top["logprob"] -= lean
+        return reply
+
+
+@pytest.mark.parametrize("n", [1, 2, 8])
+def test_noise_is_seen_with_any_number_of_prompts(n: int) -> None:
+    """One prompt alone has no company: its answer beside the other probes counts as well."""
+    parameters = Parameters(modes=(Mode.NGRAM,), n=n, seeds=8)
+    unused = Settings(data_dir=Path("unused"))
+    found = asyncio.run(verify(lambda _, mode: Wavering(mode, 0.01), unused, parameters, lambda message: None))
+    assert found.noise >= 0.01
+    assert found.lossless, faulty(found)
 
 
 def test_a_request_that_only_the_mode_refuses_is_a_fault() -> None:

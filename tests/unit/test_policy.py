@@ -75,8 +75,30 @@ def test_min_tokens_decodes_plainly_where_it_can() -> None:
     assert refused_sampling({"min_tokens": 0}) is None
 
 
+@pytest.mark.parametrize("body", [{"seed": 7}, {"seed": 0, "temperature": 0.2}, {"seed": 7, "temperature": None}])
+def test_seeded_text_decodes_plainly_where_it_can(body: dict[str, Any]) -> None:
+    """Also where the user named a mode: which of vLLM's would repeat the text depends on the company that a row gets."""
+    for wish in (None, *Mode):
+        assert pick(body=body, named_mode=wish) == Decision(
+            TaskType.CODE, Mode.PLAIN, "seed does not repeat its text under speculation: plain."
+        )
+    warned = pick(body=body, offered=offer(Mode.SUFFIX, Mode.DRAFT_MODEL), named_mode=Mode.DRAFT_MODEL)
+    assert warned.mode is Mode.DRAFT_MODEL
+    assert warned.reason.endswith("without a worker that offers plain, the engine will not repeat the text of a seed.")
+
+
+@pytest.mark.parametrize("body", [{"seed": 7, "temperature": 0}, {"seed": 7, "temperature": 1e-6}, {"seed": -1}, {"seed": None}, {}])
+def test_greedy_text_and_unseeded_samples_are_speculated_on(body: dict[str, Any]) -> None:
+    assert refused_sampling(body) is None
+    assert pick(body=body).mode is Mode.SUFFIX
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"min_p": 0}, {"min_p": 1e-6}, {"min_p": None}, {"min_p": "much"}, {"min_p": []}, {"logit_bias": {}}, None, "text"]
+    "body",
+    [
+        *({}, {"min_p": 0}, {"min_p": 1e-6}, {"min_p": None}, {"min_p": "much"}, {"min_p": []}, {"logit_bias": {}}, None, "text"),
+        *({"seed": 7, "temperature": "hot"}, {"seed": 7, "temperature": []}, {"seed": None, "temperature": 1}),
+    ],
 )
 def test_sampling_that_speculation_accepts(body: Any) -> None:
     assert refused_sampling(body) is None
@@ -278,7 +300,7 @@ TABLES = st.builds(
     TuningTable, st.lists(st.builds(Speed, MODES, TASKS, st.integers(1, 300), st.integers(0, 16), RATES), max_size=12).map(tuple)
 )
 VALUES = st.none() | st.integers() | st.floats() | st.text() | st.dictionaries(st.text(), st.integers(), max_size=2)
-BODIES = st.dictionaries(st.sampled_from(["min_p", "logit_bias", "temperature"]), VALUES)
+BODIES = st.dictionaries(st.sampled_from(["min_p", "logit_bias", "min_tokens", "seed", "temperature"]), VALUES)
 
 
 @given(

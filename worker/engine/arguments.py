@@ -35,7 +35,14 @@ def speculative_config(settings: Settings, mode: Mode, *, padded_vocabulary: boo
                 "prompt_lookup_min": settings.ngram_lookup_min,
             }
         case Mode.SUFFIX:
-            return {"method": "suffix", "num_speculative_tokens": settings.suffix_tokens}
+            return {
+                "method": "suffix",
+                "num_speculative_tokens": settings.suffix_tokens,
+                "suffix_decoding_max_tree_depth": settings.suffix_tree_depth,
+                "suffix_decoding_max_cached_requests": settings.suffix_cached_requests,
+                "suffix_decoding_max_spec_factor": settings.suffix_factor,
+                "suffix_decoding_min_token_prob": settings.suffix_min_probability,
+            }
         case Mode.DRAFT_MODEL:
             config = {"method": "draft_model", "model": _named(settings.draft, "draft", mode)} | _draft(settings)
             config["draft_sample_method"] = settings.draft_sample_method

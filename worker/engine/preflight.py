@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError
+from specbatch.serving import suffix_missing
 from specbatch.settings import Settings
 
 GIB = 1024**3
@@ -28,8 +28,8 @@ def check(settings: Settings, mode: Mode, model: str, *, cpu: bool) -> None:
     for name, value, modes in (("draft", settings.draft, (Mode.DRAFT_MODEL,)), ("eagle", settings.eagle, (Mode.EAGLE, Mode.EAGLE3))):
         if value is not None and mode in modes:
             check_folder(value, name, tokenizer=False)
-    if mode is Mode.SUFFIX and importlib.util.find_spec("arctic_inference") is None:
-        raise EngineStartError("mode suffix needs a package: run `pip install arctic-inference==0.1.1`, or use mode ngram")
+    if mode is Mode.SUFFIX and (missing := suffix_missing()) is not None:
+        raise EngineStartError(missing)
     if cpu:
         check_memory(settings, model, settings.draft if mode is Mode.DRAFT_MODEL else None)
 
