@@ -40,6 +40,11 @@ def _now_on_sqlite(*_: Any, **__: Any) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"  # unixepoch('subsec') needs SQLite 3.42
 
 
+def moment(tx: sa.Connection) -> float:
+    """The time now, for rows that are written as plain values."""
+    return tx.execute(sa.select(now())).scalar_one()
+
+
 Record = dict[str, Any]
 
 
@@ -69,6 +74,7 @@ class Database:
                 self.url, pool_pre_ping=True, pool_size=10, max_overflow=20, connect_args={"connect_timeout": 5}
             )
             event.listen(self._engine, "connect", _prepare_postgresql)
+            event.listen(self._engine, "do_execute", _copy)
         self._reader = self._engine.execution_options(begin="DEFERRED")
 
     @contextmanager
@@ -114,6 +120,16 @@ def _prepare_postgresql(connection: psycopg.Connection[Any], _: object) -> None:
     connection.autocommit = True
     connection.execute(f"SET idle_in_transaction_session_timeout = '{FROZEN_SECONDS}s'")
     connection.autocommit = False
+
+
+def _copy(cursor: psycopg.Cursor[Any], statement: str, parameters: Any, _: object) -> bool:
+    """COPY as a statement among others, its rows as the one parameter: its errors are then translated as theirs are."""
+    if not statement.startswith("COPY "):
+        return False
+    with cursor.copy(statement) as copy:
+        for row in parameters[0]:
+            copy.write_row(row)
+    return True
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:

@@ -116,12 +116,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A row's ending, ready to be settled. `body` is the response body, `error` is (code, message) where there was no response."""
+    """A row's ending, ready to be settled. `body` is the response body as compact ASCII JSON (`lines.compact`), written as it is from
+    here on; `error` is (code, message) where there was no response."""
 
     row_index: int
     outcome: Outcome
     status_code: int | None = None
-    body: dict[str, Any] | None = None
+    body: str | None = None
     error: tuple[str, str] | None = None
     measurement: Measurement | None = None
 

@@ -98,7 +98,7 @@ def load(line: bytes, number: int) -> dict[str, Any] | Problem:
     said = "This line is not parseable as valid JSON"
     try:
         # Given bytes, json would guess UTF-16 and UTF-32 too.
-        value = json.loads(line.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        value = _decode(line.decode())
     except _NotANumber as wrong:
         return Problem("invalid_json_line", f"{said}: {wrong}.", None, number)
     except (ValueError, RecursionError):
@@ -123,6 +123,9 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise _NotANumber(f"the number {text[:40]} is too large")
     return value
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).decode
 
 
 def _levels(value: object) -> int:
@@ -168,24 +171,36 @@ def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Itera
 def _storable(custom_id: object) -> TypeGuard[str]:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
         return False
-    return not any("\ud800" <= char <= "\udfff" for char in custom_id)
+    return custom_id.isascii() or not any("\ud800" <= char <= "\udfff" for char in custom_id)
+
+
+def compact(value: Any) -> str:
+    """The form in which bodies are stored, and spliced into lines: ASCII, without a newline. ValueError for NaN and infinity."""
+    return _encode(value)
+
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def dump(
+    job_id: str,
+    row_index: int,
+    custom_id: str,
+    status_code: int | None,
+    body: str | None,
+    error_code: str | None,
+    error_message: str | None,
+) -> bytes:
+    """A settled row as OpenAI's output line. Its body is JSON already."""
+    number = f"{job_id.removeprefix('batch_')}_{row_index}"
+    name = compact(custom_id or None)  # a line that validation let through may have no id that could be kept
+    response = "null" if body is None else f'{{"status_code":{status_code},"request_id":"req_{number}","body":{body}}}'
+    error = "null" if error_code is None else compact({"code": error_code, "message": error_message})
+    return f'{{"id":"batch_req_{number}","custom_id":{name},"response":{response},"error":{error}}}\n'.encode()
 
 
 def answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A settled row (custom_id, outcome, status_code, body, error_code, error_message, job_id, row_index) as OpenAI's output line."""
-    number = f"{row['job_id'].removeprefix('batch_')}_{row['row_index']}"
-    response = None
-    if row["body"] is not None:
-        response = {
-            "status_code": row["status_code"],
-            "request_id": f"req_{row['job_id'][6:]}_{row['row_index']}",
-            "body": json.loads(row["body"]),
-        }
-    error = None if row["error_code"] is None else {"code": row["error_code"], "message": row["error_message"]}
-    # A line that validation let through may have no id that could be kept.
-    return {"id": f"batch_req_{number}", "custom_id": row["custom_id"] or None, "response": response, "error": error}
-
-
-def dump(row: Mapping[str, Any]) -> bytes:
-    """The line of an output or error file."""
-    return json.dumps(answer(row), separators=(",", ":")).encode() + b"\n"
+    """The same line of a row by column name, as an object."""
+    columns = ("job_id", "row_index", "custom_id", "status_code", "body", "error_code", "error_message")
+    line: dict[str, Any] = json.loads(dump(*(row[name] for name in columns)))
+    return line

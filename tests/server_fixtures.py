@@ -19,6 +19,7 @@ from api.app import create_app
 from specbatch import models as tables
 from specbatch.context import Context, opened
 from specbatch.domain import Measurement, Mode, Outcome, Row, RowResult
+from specbatch.lines import compact
 from specbatch.processes import Crew
 from specbatch.service import finalize, ingest, shards, upkeep
 from specbatch.settings import Settings
@@ -46,7 +47,7 @@ def jsonl(*lines: Mapping[str, Any] | str) -> bytes:
 
 def succeed(row: Row) -> RowResult:
     cost = Measurement(prompt_tokens=3, generated_tokens=2, finish_reason="stop", drafted_tokens=4, accepted_tokens=1)
-    return RowResult(row.row_index, Outcome.SUCCEEDED, 200, {"object": "chat.completion", "choices": []}, measurement=cost)
+    return RowResult(row.row_index, Outcome.SUCCEEDED, 200, compact({"object": "chat.completion", "choices": []}), measurement=cost)
 
 
 def refused(response: Any, status: int, code: str | None, param: str | None) -> str:

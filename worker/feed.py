@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import queue
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from specbatch.domain import Claim, Outcome, Reply, Row, RowResult
+from specbatch.lines import compact
 from worker.engine.base import EngineDied
 from worker.host import EngineHost
 
@@ -19,14 +19,15 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 Arrival = RowResult | EngineDied
+Answer = tuple[int, Reply | Exception, int]  # a row's index, what came of it, and the requests that ran beside it
 
 
 class Feed:
     def __init__(self, host: EngineHost, claim: Claim) -> None:
         self._host = host
         self._claim = claim
-        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def push(self, rows: Sequence[Row]) -> None:
         self._host.loop.call_soon_threadsafe(self._start, rows)
@@ -34,9 +35,17 @@ class Feed:
     def next(self, timeout: float) -> Arrival | None:
         """The next row that ended, or the engine's death; None when `timeout` seconds pass without either."""
         try:
-            return self._arrivals.get(timeout=timeout) if timeout > 0 else self._arrivals.get_nowait()
+            row_index, answer, load = self._answers.get(timeout=timeout) if timeout > 0 else self._answers.get_nowait()
         except queue.Empty:
             return None
+        if isinstance(answer, EngineDied):
+            return answer
+        try:
+            return _result(row_index, answer, load)
+        except Exception as failure:
+            log.exception("%s: the engine's answer is unusable", self._request_id(row_index))
+            message = f"The server failed to answer this request: {type(failure).__name__}: {failure}"
+            return RowResult(row_index, Outcome.FAILED, error=("internal_error", message))
 
     def arrived(self) -> list[RowResult]:
         """Every row that has ended and was not taken yet."""
@@ -48,31 +57,26 @@ class Feed:
         self._host.loop.call_soon_threadsafe(self._cancel)
 
     def _start(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            task = self._host.loop.create_task(self._answer(row))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        self._tasks += [self._host.loop.create_task(self._answer(row)) for row in rows]
 
     def _cancel(self) -> None:
-        for task in tuple(self._tasks):
+        for task in self._tasks:
             task.cancel()
 
     async def _answer(self, row: Row) -> None:
-        request_id = f"{self._claim.job_id}-{row.row_index}-{self._claim.attempt}"
-        arrival: Arrival
+        """On the engine's loop, where every millisecond is the engine's: what a reply means is seen to by the shard's thread."""
+        request_id = self._request_id(row.row_index)
+        answer: Reply | Exception
         try:
-            reply = await self._host.answer(request_id, self._claim.endpoint, row.body)
-            if _server_failed(reply):  # asked first: the machinery of retries costs more than all else a worker does for a row
-                reply = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
-            json.dumps(reply.body, allow_nan=False)  # what could not be stored must not spoil the rows that are stored with it
-            arrival = _result(row, reply, self._host.running + 1)
-        except EngineDied as death:
-            arrival = death
+            answer = await self._host.answer(request_id, self._claim.endpoint, row.body)
+            if _server_failed(answer):  # asked first: the machinery of retries costs more than all else a worker does for a row
+                answer = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
         except Exception as failure:
-            log.exception("%s: the engine's answer is unusable", request_id)
-            message = f"The server failed to answer this request: {type(failure).__name__}: {failure}"
-            arrival = RowResult(row.row_index, Outcome.FAILED, error=("internal_error", message))
-        self._arrivals.put(arrival)
+            answer = failure
+        self._answers.put((row.row_index, answer, self._host.running + 1))
+
+    def _request_id(self, row_index: int) -> str:
+        return f"{self._claim.job_id}-{row_index}-{self._claim.attempt}"
 
 
 def _server_failed(reply: Reply) -> bool:
@@ -96,8 +100,11 @@ def _last_reply(state: RetryCallState) -> Reply:
     return reply
 
 
-def _result(row: Row, reply: Reply, load: int) -> RowResult:
-    if reply.status_code < 400:
-        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, None, replace(reply.measurement, load=load))
-    outcome = Outcome.FAILED if _server_failed(reply) else Outcome.REFUSED
-    return RowResult(row.row_index, outcome, reply.status_code, reply.body)
+def _result(row_index: int, answer: Reply | Exception, load: int) -> RowResult:
+    """Raises what the engine raised, and ValueError or TypeError for a body that cannot be stored."""
+    if isinstance(answer, Exception):
+        raise answer
+    status, body = int(answer.status_code), compact(answer.body)
+    if status < 400:
+        return RowResult(row_index, Outcome.SUCCEEDED, status, body, None, replace(answer.measurement, load=load))
+    return RowResult(row_index, Outcome.FAILED if _server_failed(answer) else Outcome.REFUSED, status, body)

@@ -29,8 +29,8 @@ class Lasting(Protocol):
     def __call__(self, work: Callable[[], T]) -> T: ...
 
 
-CHUNK_ROWS = 200
-CHUNK_SECONDS = 0.5
+CHUNK_ROWS = 256  # as many as a shard has by default: rows that end together are settled together
+CHUNK_SECONDS = 0.5  # from the first row that waits to be settled
 LONGEST_PAUSE_SECONDS = 2.0  # between two tries to reach the database; the reconciler waits for it after an outage
 WAIT_SECONDS = 0.5  # at the gate, between two looks at whether this worker stops
 LONGEST_WAIT_SECONDS = 0.5  # so that a stop is noticed
@@ -97,7 +97,7 @@ class _Serving:
         self._feed = Feed(host, taken.claim)
         self._left = len(taken.owed)
         self._ready: list[RowResult] = []
-        self._written_at = time.monotonic()
+        self._write_at = self._next_renewal()
 
     def serve(self) -> None:
         try:
@@ -122,20 +122,27 @@ class _Serving:
         while self._left:
             if self._host.out_of_time:
                 return self._give_up(lost=False)
-            arrival = self._feed.next(max(0.0, min(self._seconds_to_write(), LONGEST_WAIT_SECONDS)))
-            if isinstance(arrival, EngineDied):
+            if not self._take():
                 return self._give_up(lost=True)
-            if arrival is not None:
-                self._ready.append(arrival)
-            due = len(self._ready) in (CHUNK_ROWS, self._left) or self._seconds_to_write() <= 0
+            due = len(self._ready) >= min(CHUNK_ROWS, self._left) or time.monotonic() >= self._write_at
             if due and not self._goes_on(self._write()):
                 return None
         return None
 
-    def _seconds_to_write(self) -> float:
-        """Until what is ready is settled, or, with nothing ready, the lease is renewed."""
-        pause = CHUNK_SECONDS if self._ready else self._ctx.settings.lease_seconds / 3
-        return self._written_at + pause - time.monotonic()
+    def _take(self) -> bool:
+        """Wait for a row to end, and take all that have. False when the engine died."""
+        arrival = self._feed.next(max(0.0, min(self._write_at - time.monotonic(), LONGEST_WAIT_SECONDS)))
+        if arrival is not None and not self._ready:
+            self._write_at = min(self._write_at, time.monotonic() + CHUNK_SECONDS)
+        while arrival is not None:
+            if isinstance(arrival, EngineDied):
+                return False
+            self._ready.append(arrival)
+            arrival = self._feed.next(0.0)
+        return True
+
+    def _next_renewal(self) -> float:
+        return time.monotonic() + self._ctx.settings.lease_seconds / 3
 
     def _write(self) -> Standing:
         """Settle what is ready, which renews the lease too."""
@@ -144,7 +151,7 @@ class _Serving:
         settle = partial(service.settle, self._ctx, self._claim, batch, peak_memory_bytes=peak)
         standing = self._lasting(settle if batch else partial(service.renew, self._ctx, self._claim))
         self._left -= len(batch)
-        self._written_at = time.monotonic()
+        self._write_at = self._next_renewal()
         return standing
 
     def _goes_on(self, standing: Standing) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -24,7 +25,8 @@ def finalize_next(ctx: Context, owner: str) -> bool:
     written: dict[str, tuple[str, int]] = {}
     with kept(ctx, job):
         for kind, succeeded in (("output", True), ("error", False)):
-            some = map(lines.dump, results.in_input_order(ctx.database, job["id"], succeeded=succeeded))
+            ended = results.in_input_order(ctx.database, job["id"], succeeded=succeeded)
+            some = itertools.starmap(partial(lines.dump, job["id"]), ended)
             first = next(some, None)
             if first is not None:
                 file_id = stored.output_id(job["id"], kind)

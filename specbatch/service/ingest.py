@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from specbatch.context import Context
+from specbatch.database import moment
 from specbatch.domain import RowResult
 from specbatch.lines import Problem, read
 from specbatch.service import files as stored
@@ -52,7 +53,7 @@ def ingest_next(ctx: Context, owner: str) -> bool:
 def _settle(tx: sa.Connection, job: jobs.Job, before: int, ended: list[RowResult]) -> int:
     """Rows that end in validation. They are counted into the job when its rows are complete."""
     if ended:
-        results.add(tx, job["id"], 0, before, ended)
+        results.add(tx, job["id"], 0, before, ended, moment(tx))
     return len(ended)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, Outcome, RowResult, TaskType
-from specbatch.lines import ENDPOINTS, Problem, Request, parse
+from specbatch.lines import ENDPOINTS, Problem, Request, compact, parse
 from specbatch.service import files as stored
 from specbatch.service.decider import Decider
 from specbatch.store import jobs, rows
@@ -76,10 +76,10 @@ class Reading:
         self.model_name = self.model_name or (request.model if request.model in self._models else "")
 
     def _row(self, request: Request, number: int) -> tuple[dict[str, Any], RowResult | None]:
-        body = json.dumps(request.body, separators=(",", ":"))
+        body = compact(request.body)
         if not _is_unicode(request.body, body):
             error = {"message": LONE_SURROGATE, "type": "invalid_request_error", "param": None, "code": "invalid_unicode"}
-            ended = RowResult(number - 1, Outcome.REFUSED, 400, {"error": error})
+            ended = RowResult(number - 1, Outcome.REFUSED, 400, compact({"error": error}))
             return self._refused(request.custom_id, number) | {"body": body}, ended
         decision = self._decider(request)(request.body, number - 1)
         return {

@@ -13,7 +13,7 @@ from specbatch.context import Context
 from specbatch.domain import Claim, Mode, Outcome, Row, RowResult
 from specbatch.store import jobs, results, shards, workers
 
-WINDOW_ROWS = 64  # bodies read at a time
+WINDOW_ROWS = 256  # bodies read at a time: a shard's, by default
 
 
 class Standing(Enum):
@@ -71,14 +71,16 @@ def settle(ctx: Context, claim: Claim, batch: Sequence[RowResult], *, peak_memor
     Safe to repeat after a commit whose answer was lost: what is written already is passed over.
     """
     with ctx.database.write() as tx:
-        if not shards.lock(tx, claim):
+        if (held := shards.lock(tx, claim)) is None:
             return Standing.FENCED
+        model, at = held
         batch = results.unwritten(tx, claim.job_id, batch)
+        results.measure(tx, claim, model, batch, at)
         shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch))
-        job = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
-        results.add(tx, claim.job_id, claim.attempt, job["settled"] - len(batch), batch)
-        results.measure(tx, claim, job["model"], batch)
-        return _STOPS[job["stop"]]
+        # From here on the job's row is locked, and every other shard of the job waits: outcomes get their numbers from it.
+        settled, stop = jobs.add_settled(tx, claim.job_id, _totals(batch), peak_memory_bytes)
+        results.add(tx, claim.job_id, claim.attempt, settled - len(batch), batch, at)
+        return _STOPS[stop]
 
 
 def renew(ctx: Context, claim: Claim) -> Standing:
@@ -93,7 +95,7 @@ def renew(ctx: Context, claim: Claim) -> Standing:
 def close(ctx: Context, claim: Claim, why: Outcome) -> Standing:
     """End a held shard whose job was stopped: every row still owed is settled as `why`."""
     with ctx.database.write() as tx:
-        if not shards.lock(tx, claim):
+        if shards.lock(tx, claim) is None:
             return Standing.FENCED
         owed = settle_alike(tx, claim.job_id, claim.shard_no, claim.attempt, why, CLOSINGS[why])
         shards.hold(tx, claim, ctx.settings.lease_seconds, owed)
@@ -103,8 +105,8 @@ def close(ctx: Context, claim: Claim, why: Outcome) -> Standing:
 def settle_alike(tx: sa.Connection, job_id: str, shard_no: int, attempt: int, outcome: Outcome, error: tuple[str, str]) -> int:
     """Settle every row that a shard still owes with one ending. The caller holds the shard's row. Answers how many there were."""
     owed = len(shards.unsettled(tx, job_id, shard_no))
-    job = jobs.add_settled(tx, job_id, {"settled": owed}, None)
-    results.add_alike(tx, job_id, shard_no, attempt, job["settled"] - owed, outcome, error)
+    settled, _ = jobs.add_settled(tx, job_id, {"settled": owed}, None)
+    results.add_alike(tx, job_id, shard_no, attempt, settled - owed, outcome, error)
     return owed
 
 

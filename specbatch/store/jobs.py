@@ -164,8 +164,11 @@ def to_finalize() -> sa.ColumnElement[bool]:
     return sa.and_(ended, jobs.c.validated_at.is_not(None), jobs.c.settled >= jobs.c.rows)
 
 
-def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_memory_bytes: int | None) -> Job:
-    """Count settled rows into their job. The job that has no more rows to settle becomes `finalizing` in the same statement."""
+def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_memory_bytes: int | None) -> tuple[int, Outcome | None]:
+    """Count settled rows into their job: how many it now has, and why it shall stop, if it shall.
+
+    The job that has no more rows to settle becomes `finalizing` in the same statement.
+    """
     after = jobs.c.settled + totals["settled"]
     complete = sa.and_(jobs.c.status == JobStatus.IN_PROGRESS, after >= jobs.c.rows)
     peak = sa.func.coalesce(jobs.c.peak_memory_bytes, 0)
@@ -177,7 +180,8 @@ def add_settled(tx: sa.Connection, job_id: str, totals: Mapping[str, int], peak_
     }
     if peak_memory_bytes is not None:
         values["peak_memory_bytes"] = sa.case((peak < peak_memory_bytes, peak_memory_bytes), else_=peak)
-    return tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(values).returning(jobs)).one()._asdict()
+    counted = tx.execute(sa.update(jobs).where(jobs.c.id == job_id).values(values).returning(jobs.c.settled, jobs.c.stop)).one()
+    return counted.settled, None if counted.stop is None else Outcome(counted.stop)
 
 
 def stamp_first_claim(tx: sa.Connection, job_id: str) -> None:

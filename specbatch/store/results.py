@@ -11,26 +11,31 @@ import sqlalchemy as sa
 from specbatch.database import Database, Record, now, records
 from specbatch.domain import Claim, Outcome, RowResult
 from specbatch.models import measurements, results, rows
+from specbatch.store import bulk
+
+_ENDINGS = (
+    *("job_id", "row_index", "sequence", "attempt", "outcome"),
+    *("status_code", "body", "error_code", "error_message", "settled_at"),
+)
+_COSTS = (
+    *("job_id", "row_index", "model", "mode", "task", "prompt_tokens", "cached_tokens", "generated_tokens", "finish_reason"),
+    *("load", "queue_seconds", "ttft_seconds", "tpot_seconds", "drafted_tokens", "accepted_tokens", "mean_acceptance_length"),
+    *("steps_by_accepted", "measured_at"),
+)
+_LINE = ("status_code", "body", "error_code", "error_message")
+_NO_ERROR = (None, None)
 
 
-def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch: Sequence[RowResult]) -> None:
+def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch: Sequence[RowResult], at: float) -> None:
     """Insert outcomes, numbered from `settled_before` + 1. The fence allows no second outcome of a row; the primary key refuses it."""
     values = [
-        {
-            "job_id": job_id,
-            "row_index": result.row_index,
-            "sequence": sequence,
-            "attempt": attempt,
-            "outcome": result.outcome.value,
-            "status_code": result.status_code,
-            "body": None if result.body is None else json.dumps(result.body, allow_nan=False, separators=(",", ":")),
-            "error_code": result.error[0] if result.error else None,
-            "error_message": result.error[1] if result.error else None,
-        }
+        (
+            *(job_id, result.row_index, sequence, attempt, result.outcome.value),
+            *(result.status_code, result.body, *(result.error or _NO_ERROR), at),
+        )
         for sequence, result in enumerate(batch, start=settled_before + 1)
     ]
-    if values:
-        tx.execute(sa.insert(results).values(settled_at=now()), values)
+    bulk.insert(tx, results, _ENDINGS, values)
 
 
 def unwritten(tx: sa.Connection, job_id: str, batch: Sequence[RowResult]) -> Sequence[RowResult]:
@@ -41,33 +46,20 @@ def unwritten(tx: sa.Connection, job_id: str, batch: Sequence[RowResult]) -> Seq
     return [result for result in batch if result.row_index not in written] if written else batch
 
 
-def measure(tx: sa.Connection, claim: Claim, model: str, batch: Sequence[RowResult]) -> None:
-    values: list[dict[str, Any]] = []
-    for result in batch:
-        if (cost := result.measurement) is not None:
-            values.append(
-                {
-                    "job_id": claim.job_id,
-                    "row_index": result.row_index,
-                    "model": model,
-                    "mode": claim.mode,
-                    "task": claim.task,
-                    "prompt_tokens": cost.prompt_tokens,
-                    "cached_tokens": cost.cached_tokens,
-                    "generated_tokens": cost.generated_tokens,
-                    "finish_reason": cost.finish_reason,
-                    "load": cost.load,
-                    "queue_seconds": cost.queue_seconds,
-                    "ttft_seconds": cost.ttft_seconds,
-                    "tpot_seconds": cost.tpot_seconds,
-                    "drafted_tokens": cost.drafted_tokens,
-                    "accepted_tokens": cost.accepted_tokens,
-                    "mean_acceptance_length": cost.mean_acceptance_length,
-                    "steps_by_accepted": cost.steps_by_accepted and list(cost.steps_by_accepted),
-                }
-            )
-    if values:
-        tx.execute(sa.insert(measurements).values(measured_at=now()), values)
+def measure(tx: sa.Connection, claim: Claim, model: str, batch: Sequence[RowResult], at: float) -> None:
+    mode, task = claim.mode.value, claim.task.value
+    values = [
+        (
+            *(claim.job_id, result.row_index, model, mode, task),
+            *(cost.prompt_tokens, cost.cached_tokens, cost.generated_tokens, cost.finish_reason),
+            *(cost.load, cost.queue_seconds, cost.ttft_seconds, cost.tpot_seconds),
+            *(cost.drafted_tokens, cost.accepted_tokens, cost.mean_acceptance_length),
+            *(json.dumps(cost.steps_by_accepted) if cost.steps_by_accepted else None, at),
+        )
+        for result in batch
+        if (cost := result.measurement) is not None
+    ]
+    bulk.insert(tx, measurements, _COSTS, values)
 
 
 def add_alike(
@@ -89,11 +81,12 @@ def add_alike(
     tx.execute(sa.insert(results).from_select(columns, owed))
 
 
-def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: int = 500) -> Iterator[Record]:
-    """A job's successes, or its other outcomes, by row_index, `size` at a time, each page in a transaction of its own: constant memory."""
+def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: int = 500) -> Iterator[Sequence[Any]]:
+    """What `lines.dump` takes of a job's successes, or of its other outcomes, by row_index: `size` at a time, each page in a transaction
+    of its own, in constant memory."""
     kind = results.c.outcome == Outcome.SUCCEEDED if succeeded else results.c.outcome != Outcome.SUCCEEDED
     query = (
-        sa.select(rows.c.custom_id, results)
+        sa.select(results.c.row_index, rows.c.custom_id, *(results.c[name] for name in _LINE))
         .join(rows, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
         .where(results.c.job_id == job_id, kind)
         .order_by(results.c.row_index)
@@ -102,11 +95,11 @@ def in_input_order(database: Database, job_id: str, *, succeeded: bool, size: in
     after = -1
     while True:
         with database.read() as tx:
-            page = records(tx.execute(query.where(results.c.row_index > after)))
+            page = tx.execute(query.where(results.c.row_index > after)).all()
         yield from page
         if len(page) < size:
             return
-        after = page[-1]["row_index"]
+        after = page[-1][0]
 
 
 def since(tx: sa.Connection, job_id: str, sequence: int, limit: int) -> list[Record]:

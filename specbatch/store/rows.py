@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,12 +11,15 @@ import sqlalchemy as sa
 from specbatch.database import Database, Record, records
 from specbatch.domain import Outcome
 from specbatch.models import results, rows, shards
+from specbatch.store import bulk
 
 NO_SHARD = -1  # of rows that ended in validation
+_COLUMNS = rows.c.keys()
+_values = itemgetter(*_COLUMNS)
 
 
 def add(tx: sa.Connection, batch: Sequence[Mapping[str, Any]]) -> None:
-    tx.execute(sa.insert(rows), batch)
+    bulk.insert(tx, rows, _COLUMNS, [_values(row) for row in batch])
 
 
 def drop(tx: sa.Connection, job_id: str) -> None:

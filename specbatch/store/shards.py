@@ -57,9 +57,13 @@ def losses(tx: sa.Connection, job_id: str, shard_no: int) -> int:
     return tx.execute(sa.select(shards.c.losses).where(_is(job_id, shard_no))).scalar_one_or_none() or 0
 
 
-def lock(tx: sa.Connection, claim: Claim) -> bool:
-    """The fence: false when a newer attempt took the shard. It locks the shard's row until the transaction ends."""
-    return tx.execute(sa.select(shards.c.shard_no).where(_held(claim)).with_for_update()).one_or_none() is not None
+def lock(tx: sa.Connection, claim: Claim) -> tuple[str, float] | None:
+    """The fence: None when a newer attempt took the shard. It locks the shard's row until the transaction ends.
+
+    The shard's model, and the time now.
+    """
+    held = tx.execute(sa.select(shards.c.model, now()).where(_held(claim)).with_for_update()).one_or_none()
+    return None if held is None else (held[0], held[1])
 
 
 def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0) -> bool:

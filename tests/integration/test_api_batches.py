@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from specbatch.context import Context
 from specbatch.domain import Outcome, Row, RowResult
+from specbatch.lines import compact
 from specbatch.service import upkeep
 from tests.server_fixtures import CHAT, Desk, file_lines, line, refused, succeed
 
@@ -25,7 +26,7 @@ FIELDS = {
 
 
 def refuse(row: Row) -> RowResult:
-    return RowResult(row.row_index, Outcome.REFUSED, 400, {"error": {"message": "no", "type": "x", "param": None, "code": None}})
+    return RowResult(row.row_index, Outcome.REFUSED, 400, compact({"error": {"message": "no", "type": "x", "param": None, "code": None}}))
 
 
 def test_a_new_batch_has_every_field_with_explicit_nulls(upload: Upload, create: Create) -> None:

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from specbatch.context import Context
 from specbatch.domain import Mode, Outcome, Row, RowResult
+from specbatch.lines import compact
 from specbatch.service import shards
 from specbatch.serving import resolve_model
 from tests.server_fixtures import CHAT, Desk, file_lines, line, refused, succeed
@@ -21,7 +22,7 @@ Create = Callable[..., dict[str, Any]]
 
 
 def fail(row: Row) -> RowResult:
-    return RowResult(row.row_index, Outcome.FAILED, 500, {"error": {"message": "no", "type": "x", "param": None, "code": None}})
+    return RowResult(row.row_index, Outcome.FAILED, 500, compact({"error": {"message": "no", "type": "x", "param": None, "code": None}}))
 
 
 def test_skip_lets_bad_lines_through_as_error_lines(api: TestClient, desk: Desk, upload: Upload, create: Create) -> None:

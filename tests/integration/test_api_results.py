@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from specbatch.context import Context
 from specbatch.domain import Outcome, Row, RowResult
+from specbatch.lines import compact
 from tests.server_fixtures import Desk, line
 
 Upload = Callable[..., str]
@@ -18,7 +19,7 @@ Create = Callable[..., dict[str, Any]]
 
 
 def refuse(row: Row) -> RowResult:
-    return RowResult(row.row_index, Outcome.REFUSED, 400, {"error": {"message": "no", "type": "x", "param": None, "code": None}})
+    return RowResult(row.row_index, Outcome.REFUSED, 400, compact({"error": {"message": "no", "type": "x", "param": None, "code": None}}))
 
 
 def test_results_are_readable_while_the_batch_runs(api: TestClient, ctx: Context, desk: Desk, upload: Upload, create: Create) -> None:

@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from specbatch.context import Context
 from specbatch.domain import Mode, Outcome, Row, RowResult
+from specbatch.lines import compact
 from specbatch.service import batches, shards
 from specbatch.service.decider import NOTHING_GENERATED
 from specbatch.serving import served_names
@@ -153,7 +154,7 @@ def test_batches_end_to_end(embedder: RunningEngine, ctx: Context, desk: Desk, a
 
     def answer(row: Row) -> RowResult:
         reply = embedder.answer(EMBEDDINGS, row.body)
-        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, reply.body, measurement=reply.measurement)
+        return RowResult(row.row_index, Outcome.SUCCEEDED, reply.status_code, compact(reply.body), measurement=reply.measurement)
 
     desk.work(embeddings, answer)
     desk.finalize()

@@ -28,6 +28,7 @@ from specbatch.context import Context
 from specbatch.database import Database
 from specbatch.domain import TERMINAL, Measurement, Mode, Outcome, RowResult, ShardStatus
 from specbatch.errors import Conflict, ServiceUnavailable
+from specbatch.lines import compact
 from specbatch.models import jobs, metadata, shards
 from specbatch.queue import Queue
 from specbatch.service import batches, files, finalize, ingest, upkeep
@@ -79,7 +80,7 @@ def taken_now(ctx: Context, job_id: str, shard_no: int, owner: str = "somebody")
 
 def ended(index: int, outcome: Outcome = Outcome.SUCCEEDED) -> RowResult:
     cost = Measurement(prompt_tokens=3, generated_tokens=2) if outcome is Outcome.SUCCEEDED else None
-    return RowResult(index, outcome, 200 if cost else 500, {"answer": index}, None, cost)
+    return RowResult(index, outcome, 200 if cost else 500, compact({"answer": index}), None, cost)
 
 
 def lapse(ctx: Context, job_id: str, shard_no: int) -> None:
