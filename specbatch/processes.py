@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import ClassVar
 
 from specbatch.errors import EngineStartError, ServiceUnavailable
 from specbatch.settings import Settings
@@ -51,8 +52,23 @@ def _outlive(descriptor: int, seconds: float) -> None:
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that its children are stopped in the same way."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that its children are stopped in the same way.
+
+    Only the first raises KeyboardInterrupt. A later one kills the children, and so ends the wait for them: an exception could come
+    at any point of the clean-up, and leave some of them running.
+    """
+    told = False
+
+    def obey(number: int, frame: FrameType | None) -> None:
+        nonlocal told
+        if told and Child.living:
+            for child in Child.living:
+                child.kill()
+        else:
+            told = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -62,6 +78,8 @@ def signals_interrupt() -> Iterator[None]:
 
 class Child:
     """One process, leader of its own group: the terminal's Ctrl-C reaches only the command, which passes it on."""
+
+    living: ClassVar[set[Child]] = set()
 
     def __init__(self, module: str, environment: Mapping[str, str], log: Path, stop_seconds: float) -> None:
         self.log = log
@@ -86,6 +104,7 @@ class Child:
         finally:
             os.close(ours)
         self.started_at = time.monotonic()
+        Child.living.add(self)
 
     @property
     def pid(self) -> int:
@@ -107,11 +126,16 @@ class Child:
             return False
         return True
 
-    def bury(self) -> None:
-        """End it and whatever it left running. Safe to call twice."""
+    def kill(self) -> None:
+        """End it and whatever it left running, at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError for a group of zombies
             os.killpg(self.pid, signal.SIGKILL)
+
+    def bury(self) -> None:
+        """Kill what is left of it. Safe to call twice."""
+        self.kill()
         self._process.wait()
+        Child.living.discard(self)
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1

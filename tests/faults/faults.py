@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from specbatch.domain import TERMINAL, ShardStatus
+from specbatch.domain import TERMINAL
 from specbatch.errors import Conflict, ServiceUnavailable
 from specbatch.models import jobs, shards
 from specbatch.service import batches
@@ -23,7 +23,6 @@ from tests.faults.installation import CHAT, Installation
 from tests.faults.processes import Process
 from tests.faults.services import Postgres, Valkey
 
-Held = dict[tuple[str, int], int]
 RESTART_SECONDS = (1.0, 4.0)
 
 
@@ -115,20 +114,6 @@ class Scene:
         self.awaited.discard(number)
         self.workers[number] = self.here.start("worker", "worker.__main__", *self._clock(number))
 
-    def passed_on(self, held: Held) -> Callable[[], bool]:
-        """Whether each of these shards has been claimed anew, or ended."""
-
-        def claimed() -> bool:
-            keys = list(held)
-            query = sa.select(shards.c.job_id, shards.c.shard_no, shards.c.attempt, shards.c.status).where(
-                sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(keys)
-            )
-            with self.here.ctx.database.read() as tx:
-                now = {(row.job_id, row.shard_no): row for row in tx.execute(query)}
-            return all(now[key].attempt > attempt or now[key].status == ShardStatus.DONE for key, attempt in held.items())
-
-        return claimed
-
     def more_claims(self) -> Callable[[], bool]:
         """Whether any shard has been claimed since now."""
         before: int | None = None
@@ -154,7 +139,7 @@ def kill_worker(scene: Scene) -> bool:
     victim.kill()
     held = scene.here.held_by(victim)
     if held:
-        scene.watch("kill_worker", scene.passed_on(held))
+        scene.watch("kill_worker", partial(scene.here.passed_on, held))
     return True
 
 
@@ -176,7 +161,7 @@ def freeze_worker(scene: Scene) -> bool:
     if not held:
         return False
     victim.send(signal.SIGSTOP)
-    scene.watch("freeze_worker", scene.passed_on(held))
+    scene.watch("freeze_worker", partial(scene.here.passed_on, held))
     scene.later(scene.here.settings.lease_seconds + scene.dice.uniform(3.0, 8.0), lambda: victim.send(signal.SIGCONT))
     return True
 

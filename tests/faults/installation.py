@@ -94,11 +94,20 @@ class Installation:
         with self.ctx.database.read() as tx:
             return {(row.job_id, row.shard_no): row.attempt for row in tx.execute(query)}
 
+    def passed_on(self, held: Mapping[tuple[str, int], int]) -> bool:
+        """Whether each of these shards, as held_by gave them, has been claimed anew, or ended."""
+        query = sa.select(shards.c.job_id, shards.c.shard_no, shards.c.attempt, shards.c.status).where(
+            sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(list(held))
+        )
+        with self.ctx.database.read() as tx:
+            now = {(row.job_id, row.shard_no): row for row in tx.execute(query)}
+        return all(now[key].attempt > attempt or now[key].status == ShardStatus.DONE for key, attempt in held.items())
+
     def freeze(self, process: Process) -> None:
         """SIGSTOP, but not in the middle of a transaction: on SQLite nobody could write until it wakes."""
 
         def frozen_outside() -> bool:
-            process.send(signal.SIGSTOP)
+            process.freeze()
             if not self.settings.sql_url.startswith("sqlite"):
                 return True
             with closing(sqlite3.connect(self.settings.sql_url.removeprefix("sqlite:///"), timeout=0.5)) as connection:

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.faults.waiting import until
 
 Seam = tuple[str, str]  # a function of tests.faults.seams, and its argument
@@ -42,6 +44,12 @@ class Process:
     def send(self, number: int) -> None:
         if self._process.is_alive():
             os.kill(self.pid, number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until each thread has stopped: the signal reaches them one after another."""
+        self.send(signal.SIGSTOP)
+        threads = [int(task.name) for task in Path(f"/proc/{self.pid}/task").iterdir()]
+        until(lambda: all(psutil.Process(thread).status() == psutil.STATUS_STOPPED for thread in threads), f"{self.name} stands still")
 
     def pending(self) -> bool:
         """Whether a signal waits to be taken."""

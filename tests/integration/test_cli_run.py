@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -171,6 +172,19 @@ def test_a_second_interrupt_ends_at_once(settings: Settings, out: Path, tmp_path
         interrupt(process)
         assert gone(left)
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.003, 0.03])
+def test_impatience_leaves_nothing_running(settings: Settings, out: Path, tmp_path: Path, pause: float) -> None:
+    """Ctrl-C again and again, wherever in its clean-up that finds the command."""
+    cli = Commands(settings.model_copy(update={"stop_seconds": 3600.0}))
+    with cli.started("run", interruptible(tmp_path / "in.jsonl"), "-o", out) as process:
+        wait_for(lambda: settled(settings) == 9)
+        left = family(process.pid)
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(pause)
+        assert gone(left)
 
 
 def test_a_run_is_answered_by_the_model_it_names(cli: Commands, out: Path, tmp_path: Path) -> None:

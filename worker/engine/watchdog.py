@@ -30,7 +30,10 @@ def guard_children() -> None:
     try:
         words = [sys.executable, "-P", "-m", "worker.engine.watchdog", str(os.getpid()), mark]
         # In a session of its own: the terminal's Ctrl-C is not meant for it.
-        watchdog = subprocess.Popen(words, stdin=ours, stdout=subprocess.DEVNULL, start_new_session=True)
+        watchdog = subprocess.Popen(words, stdin=ours, stdout=subprocess.PIPE, start_new_session=True)
+        assert watchdog.stdout is not None
+        with watchdog.stdout as said:
+            said.readline()  # until it watches: what starts before that, and whose parent is killed, would be nobody's
     finally:
         os.close(ours)
     os.environ[MARK_VARIABLE] = mark
@@ -58,8 +61,12 @@ def marked(mark: str) -> set[psutil.Process]:
 
 
 def main() -> None:
-    parent, myself = psutil.Process(int(sys.argv[1])), psutil.Process()
+    try:
+        parent, myself = psutil.Process(int(sys.argv[1])), psutil.Process()
+    except psutil.NoSuchProcess:
+        return  # killed before it had children
     known: set[psutil.Process] = set()
+    print("watching", flush=True)
     while _lives(parent):
         known = descendants({parent}) - {myself}
         if select.select([0], [], [], LOOK_SECONDS)[0]:
