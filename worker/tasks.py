@@ -6,6 +6,7 @@ from celery import Celery
 from celery.exceptions import Reject
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.asynchronous import get_event_loop
 from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
 
 from specbatch.queue import RUN_SHARD
@@ -28,6 +29,8 @@ class ShardRequest(Request):
             )
             patiently(self.message.ack)
             self.acknowledged = True
+            # The consumer, which sleeps up to a second when its window is full, asks for the next message at once.
+            get_event_loop().call_soon(lambda: None)
 
 
 def register(app: Celery, runner: Runner) -> None:
