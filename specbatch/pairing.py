@@ -10,8 +10,9 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from specbatch import compat
 from specbatch.domain import Mode
+from specbatch.errors import UsageError
 from specbatch.serving import MAX_NUM_SEQS
-from specbatch.settings import Settings
+from specbatch.settings import BUILTIN_FOLDER, BUILTIN_MODEL, Settings
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
 
@@ -39,6 +40,18 @@ def check(settings: Settings, target: str, draft: str, mode: Mode, *, device_mem
         quantization=settings.quantization,
         draft_quantization=settings.draft_quantization,
     )
+
+
+def demand(settings: Settings, model: str, mode: Mode) -> compat.Demand | None:
+    """What a mode takes of each device. None where its models' files are not on this machine: nothing is fetched."""
+    target = str(settings.cache_dir / BUILTIN_FOLDER) if model == BUILTIN_MODEL else model
+    second = second_model(settings, mode)
+    try:
+        models = [(compat.locate(target), settings.tensor_parallel_size)]
+        models += [(compat.locate(second), draft_tensor_parallel(settings))] if second else []
+        return compat.demand(models, dtype=settings.dtype, max_model_len=settings.max_model_len)
+    except UsageError:
+        return None
 
 
 def draft_tensor_parallel(settings: Settings) -> int:

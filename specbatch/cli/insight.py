@@ -57,6 +57,9 @@ def _show_plan(planned: Plan) -> None:
     for group in planned.groups:
         table.add_row(str(group.rows), group.task, group.mode, group.reason)
     render.tables.print(table)
+    for mode, needed in planned.memory.items():
+        weights, cache = render.size(needed.weights_bytes), render.size(needed.kv_bytes_per_request)
+        render.tables.print(f"memory, {mode}: {weights} of weights, and {cache} of KV cache for a request of {needed.context} tokens")
     for problem in planned.problems[: render.MOST_PROBLEMS]:
         render.say(f"line {problem.line}: {problem.message}")
 

@@ -1,9 +1,13 @@
-"""What a draft adds on the device: its weights, and its own KV cache beside the target's for every token."""
+"""What a mode takes of the device, and what of it a draft adds: its weights, and its own KV cache beside the target's for every token."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pydantic import BaseModel
+
 from specbatch.compat.checkpoint import Checkpoint
-from specbatch.compat.pair import Pair
+from specbatch.compat.pair import Pair, context_of, float_bytes_of
 from specbatch.compat.report import Finding, Memory, Point
 
 SCARCE_SHARE = 0.5  # a draft that takes over half of the KV cache costs more concurrency than a faster step gives back
@@ -30,6 +34,28 @@ def kv_bytes_per_token(checkpoint: Checkpoint, float_bytes: int, tensor_parallel
     if head_size is None or kv_heads is None:
         return None
     return 2 * layers * max(1, kv_heads // tensor_parallel) * head_size * float_bytes
+
+
+class Demand(BaseModel):
+    """What a mode takes of each device: the weights of all its models, and their KV cache for one request of the full context.
+
+    Activations and captured graphs come on top. None where a checkpoint does not say.
+    """
+
+    weights_bytes: int | None
+    kv_bytes_per_request: int | None
+    context: int | None
+
+
+def demand(models: Sequence[tuple[Checkpoint, int]], *, dtype: str = "auto", max_model_len: int | None = None) -> Demand:
+    """Of the target and, where the mode has one, its draft; each with the devices that it is split over."""
+    target = models[0][0]
+    float_bytes, context = float_bytes_of(target, dtype), max_model_len or context_of(target)
+    weights = [_split(model.weights.served_bytes(float_bytes), devices) if model.weights else None for model, devices in models]
+    caches = [kv_bytes_per_token(model, float_bytes, devices) for model, devices in models]
+    return Demand(
+        weights_bytes=_sum(weights), kv_bytes_per_request=_sum([each and context and each * context for each in caches]), context=context
+    )
 
 
 def estimate(pair: Pair, device_memory_bytes: int | None, utilization: float, max_num_seqs: int) -> Memory:
@@ -78,6 +104,11 @@ def check_memory(pair: Pair, memory: Memory, utilization: float, max_num_seqs: i
     if memory.kv_tokens < SCARCE_SHARE * memory.kv_tokens_plain:
         return point.warning(f"{added} ({room}): fewer requests run at once. Take a smaller draft, or use mode ngram.")
     return point.ok(f"{added} ({room}).")
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _split(total: int | None, devices: int) -> int | None:

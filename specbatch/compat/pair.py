@@ -49,8 +49,7 @@ class Pair:
     @cached_property
     def float_bytes(self) -> int:
         """Bytes of the dtype that both are served in: the draft takes the target's, and `auto` halves a float32 checkpoint."""
-        declared = str(self.target.config.get("dtype") or self.target.config.get("torch_dtype") or "float16")
-        return DTYPE_BYTES.get(self.dtype) or min(2, DTYPE_BYTES.get(declared.removeprefix("torch."), 2))
+        return float_bytes_of(self.target, self.dtype)
 
     @cached_property
     def target_weights_bytes(self) -> int | None:
@@ -66,6 +65,11 @@ class Pair:
         if not self.target_weights_bytes or not self.draft_weights_bytes:
             return None
         return self.target_weights_bytes / self.draft_weights_bytes
+
+
+def float_bytes_of(target: Checkpoint, dtype: str) -> int:
+    declared = str(target.config.get("dtype") or target.config.get("torch_dtype") or "float16")
+    return DTYPE_BYTES.get(dtype) or min(2, DTYPE_BYTES.get(declared.removeprefix("torch."), 2))
 
 
 def context_of(checkpoint: Checkpoint) -> int | None:

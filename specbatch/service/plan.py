@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from specbatch import lines
+from specbatch import lines, pairing
+from specbatch.compat import Demand
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, TaskType
 from specbatch.service import offers
@@ -33,6 +34,7 @@ class Plan(BaseModel):
     model: str | None
     rows: int
     groups: list[Group]
+    memory: dict[Mode, Demand] = Field(description="By mode, of each device, where the files of the model and its draft are here.")
     problems: list[PlanProblem]
     problem_count: int
 
@@ -58,4 +60,5 @@ def plan(ctx: Context, path: Path, endpoint: str, *, task: TaskType | None = Non
                 decider = Decider.for_file(ctx, tx, model, path, endpoint, task=task, mode=mode)
         decided[decider(request.body, number - 1)] += 1
     groups = [Group(task=each.task, mode=each.mode, reason=each.reason, rows=rows) for each, rows in decided.most_common()]
-    return Plan(model=model, rows=count, groups=groups, problems=problems, problem_count=faults)
+    memory = {group.mode: needed for group in groups if model and (needed := pairing.demand(ctx.settings, model, group.mode))}
+    return Plan(model=model, rows=count, groups=groups, memory=memory, problems=problems, problem_count=faults)

@@ -18,6 +18,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.lines import POOLED
 from specbatch.service import batches, files, ingest, plan, reconsider, shards, speculation
 from specbatch.settings import Settings
+from tests.model_fixtures import HEADS, HIDDEN, KV_HEADS, LAYERS
 
 CHAT = "/v1/chat/completions"
 CODE = "Add type hints to this function and return the whole code.\n```python\ndef add(a, b):\n    return a + b\n```"
@@ -230,6 +231,21 @@ def test_the_plan_is_what_validation_decides_and_writes_nothing(ctx: Context, tm
     assert {(group.task, group.mode): group.rows for group in planned.groups} == {("code", "ngram"): 2, ("chat", "draft_model"): 3}
     assert batches.page(ctx) == []
     assert modes(ctx, submit(ctx, requests)) == {("code", "ngram"): 2, ("chat", "draft_model"): 3}
+
+
+def test_the_plan_estimates_the_memory_of_each_mode(drafting: Settings, tiny_llama: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines([CODE, TALK])))
+    weights = (tiny_llama / "model.safetensors").stat().st_size
+    halved = drafting.model_copy(update={"model": str(tiny_llama), "draft": str(tiny_llama), "dtype": "bfloat16", "max_model_len": 128})
+    with opened(halved) as ctx:
+        memory = plan.plan(ctx, path, CHAT).memory
+    cache = 128 * 2 * LAYERS * KV_HEADS * (HIDDEN // HEADS) * 2
+    assert memory[Mode.NGRAM].weights_bytes == pytest.approx(weights / 2, rel=0.05)
+    assert memory[Mode.DRAFT_MODEL].weights_bytes == pytest.approx(weights, rel=0.05)
+    assert [memory[mode].kv_bytes_per_request for mode in (Mode.NGRAM, Mode.DRAFT_MODEL)] == [cache, 2 * cache]
+    with opened(halved.model_copy(update={"model": "nobody/has-this"})) as ctx:
+        assert plan.plan(ctx, path, CHAT).memory == {}
 
 
 def test_speculation_reports_acceptance_by_kind_and_by_position(ctx: Context) -> None:

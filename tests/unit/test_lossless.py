@@ -260,9 +260,9 @@ def test_seeds_that_cannot_repeat_are_told_and_no_fault(monkeypatch: pytest.Monk
     def without_seed(body: Body) -> Body:
         return {key: value for key, value in body.items() if key != "seed"}
 
-    chance = {"settings": {"draft_sample_method": "probabilistic"}}
-    for mode, more, why in ((Mode.SUFFIX, {}, "rows before"), (Mode.DRAFT_MODEL, chance, "by chance")):
-        found = report(without_seed, modes=(mode,), **more)
+    chance = {"draft_sample_method": "probabilistic"}
+    for mode, settings, why in ((Mode.SUFFIX, {}, "rows before"), (Mode.DRAFT_MODEL, chance, "by chance")):
+        found = report(without_seed, settings=settings, modes=(mode,))
         assert found.lossless, faulty(found)
         seeds = found.modes[0].cases[-1]
         assert seeds.name == "seeds"
@@ -334,9 +334,12 @@ class Wavering(ChainEngine):
 @pytest.mark.parametrize("n", [1, 2, 8])
 def test_noise_is_seen_with_any_number_of_prompts(n: int) -> None:
     """One prompt alone has no company: its answer beside the other probes counts as well."""
+
+    def build(settings: Settings, mode: Mode) -> Any:
+        return Wavering(mode, 0.01)
+
     parameters = Parameters(modes=(Mode.NGRAM,), n=n, seeds=8)
-    unused = Settings(data_dir=Path("unused"))
-    found = asyncio.run(verify(lambda _, mode: Wavering(mode, 0.01), unused, parameters, lambda message: None))
+    found = asyncio.run(verify(build, Settings(data_dir=Path("unused")), parameters, lambda message: None))
     assert found.noise >= 0.01
     assert found.lossless, faulty(found)
 
