@@ -148,7 +148,7 @@ class _Serving:
         """Settle what is ready, which renews the lease too."""
         batch, self._ready = self._ready, []
         peak = self._host.status().peak_memory_bytes if len(batch) == self._left else None
-        settle = partial(service.settle, self._ctx, self._claim, batch, peak_memory_bytes=peak)
+        settle = partial(service.settle, self._ctx, self._claim, batch, owed=self._left, peak_memory_bytes=peak)
         standing = self._lasting(settle if batch else partial(service.renew, self._ctx, self._claim))
         self._left -= len(batch)
         self._write_at = self._next_renewal()

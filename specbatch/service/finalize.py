@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
+from itertools import starmap
 
 import sqlalchemy as sa
 
@@ -24,13 +24,11 @@ def finalize_next(ctx: Context, owner: str) -> bool:
         return False
     written: dict[str, tuple[str, int]] = {}
     with kept(ctx, job):
-        for kind, succeeded in (("output", True), ("error", False)):
-            ended = results.in_input_order(ctx.database, job["id"], succeeded=succeeded)
-            some = itertools.starmap(partial(lines.dump, job["id"]), ended)
-            first = next(some, None)
-            if first is not None:
+        for kind, many in (("output", job["succeeded"]), ("error", job["settled"] - job["succeeded"])):
+            if many:
+                ended = results.in_input_order(ctx.database, job["id"], job["rows"], succeeded=kind == "output")
                 file_id = stored.output_id(job["id"], kind)
-                written[kind] = file_id, stored.write_output(ctx, file_id, itertools.chain([first], some))
+                written[kind] = file_id, stored.write_output(ctx, file_id, starmap(partial(lines.dump, job["id"]), ended))
         with ctx.database.write() as tx:
             if jobs.renew(tx, job, 0.0):
                 _announce(tx, job, written)

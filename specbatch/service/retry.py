@@ -56,6 +56,6 @@ def retry(ctx: Context, job_id: str) -> BatchObject:
 
 def _lines(ctx: Context, job: jobs.Job) -> Iterator[bytes]:
     url = json.dumps(job["endpoint"])
-    for row in rows.unsuccessful(ctx.database, job["id"]):
+    for row in rows.unsuccessful(ctx.database, job["id"], job["rows"]):
         # The body is JSON text already.
         yield f'{{"custom_id":{json.dumps(row["custom_id"])},"method":"POST","url":{url},"body":{row["body"]}}}\n'.encode()

@@ -55,26 +55,31 @@ def claim(ctx: Context, job_id: str, shard_no: int, *, model: str, mode: Mode, o
         if taken is None:
             return None
         jobs.stamp_first_claim(tx, job_id)
-        return Taken(taken[0], tuple(shards.unsettled(tx, job_id, shard_no)), taken[1] > 0)
+        held, losses, owed = taken
+        return Taken(held, tuple(owed), losses > 0)
 
 
 def read_rows(ctx: Context, claim: Claim, indexes: Sequence[int]) -> list[Row]:
-    """The rows so numbered. The caller asks for WINDOW_ROWS at a time: bodies may be large."""
+    """The rows so numbered, in order. The caller asks for WINDOW_ROWS at a time: bodies may be large."""
     with ctx.database.read() as tx:
-        found = shards.bodies(tx, claim.job_id, indexes)
+        found = shards.bodies(tx, claim, indexes)
     return [Row(row_index, custom_id, json.loads(body)) for row_index, custom_id, body in found]
 
 
-def settle(ctx: Context, claim: Claim, batch: Sequence[RowResult], *, peak_memory_bytes: int | None = None) -> Standing:
+def settle(
+    ctx: Context, claim: Claim, batch: Sequence[RowResult], *, owed: int | None = None, peak_memory_bytes: int | None = None
+) -> Standing:
     """Write outcomes and renew the lease in one transaction, if the claim still holds; the last outcome ends the shard.
 
-    Safe to repeat after a commit whose answer was lost: what is written already is passed over.
+    Safe to repeat after a commit whose answer was lost: what is written already is passed over. `owed` is how many rows the caller
+    believes the shard to owe: where it does, nothing of the batch is written, and nobody has to look.
     """
     with ctx.database.write() as tx:
         if (held := shards.lock(tx, claim)) is None:
             return Standing.FENCED
-        model, at = held
-        batch = results.unwritten(tx, claim.job_id, batch)
+        model, owes, at = held
+        if owes != owed:
+            batch = results.unwritten(tx, claim.job_id, batch)
         results.measure(tx, claim, model, batch, at)
         shards.hold(tx, claim, ctx.settings.lease_seconds, len(batch))
         # From here on the job's row is locked, and every other shard of the job waits: outcomes get their numbers from it.

@@ -48,23 +48,21 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
         yield row.row_index, row.custom_id, row.first
 
 
-def unsuccessful(database: Database, job_id: str, size: int = 500) -> Iterator[Record]:
-    """(row_index, custom_id, body) of each row that ran and did not succeed, in input order: constant memory."""
+def unsuccessful(database: Database, job_id: str, count: int, size: int = 500) -> Iterator[Record]:
+    """(custom_id, body) of each of a job's `count` rows that ran and did not succeed, in input order: constant memory."""
     query = (
-        sa.select(rows.c.row_index, rows.c.custom_id, rows.c.body)
+        sa.select(rows.c.custom_id, rows.c.body)
         .join(results, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
         .where(rows.c.job_id == job_id, rows.c.shard_no != NO_SHARD, results.c.outcome != Outcome.SUCCEEDED)
         .order_by(rows.c.row_index)
-        .limit(size)
     )
-    after = -1
-    while True:
+    for start in range(0, count, size):
+        page = (
+            column.between(start, start + size - 1) for column in (rows.c.row_index, results.c.row_index)
+        )  # as in results.in_input_order
         with database.read() as tx:
-            page = records(tx.execute(query.where(rows.c.row_index > after)))
-        yield from page
-        if len(page) < size:
-            return
-        after = page[-1]["row_index"]
+            found = records(tx.execute(query.where(*page)))
+        yield from found
 
 
 def let_through(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> None:

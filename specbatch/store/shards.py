@@ -37,33 +37,35 @@ def add_all(tx: sa.Connection, job_id: str, model: str) -> None:
 
 def claim(
     tx: sa.Connection, job_id: str, shard_no: int, *, model: str, mode: Mode, owner: str, seconds: float, most_losses: int
-) -> tuple[Claim, int] | None:
-    """Take a queued shard: the claim, and the losses it has seen. None when it is not to be had."""
+) -> tuple[Claim, int, list[int]] | None:
+    """Take a queued shard: the claim, the losses it has seen, and the rows that it owes. None when it is not to be had."""
     live = sa.exists().where(jobs.c.id == job_id, jobs.c.status == JobStatus.IN_PROGRESS, jobs.c.stop.is_(None))
     statement = (
         sa.update(shards)
         .where(_is(job_id, shard_no), shards.c.model == model, shards.c.mode == mode, *_takeable(most_losses), live)
         .values(status=ShardStatus.RUNNING, attempt=shards.c.attempt + 1, owner=owner, lease_until=now() + seconds)
-        .returning(shards.c.attempt, shards.c.losses, shards.c.task)
+        .returning(shards.c.attempt, shards.c.losses, shards.c.task, shards.c.settled)
     )
     taken = tx.execute(statement).one_or_none()
     if taken is None:
         return None
     endpoint = tx.execute(sa.select(jobs.c.endpoint).where(jobs.c.id == job_id)).scalar_one()
-    return Claim(job_id, shard_no, taken.attempt, endpoint, mode, TaskType(taken.task)), taken.losses
+    owed = unsettled(tx, job_id, shard_no) if taken.settled else members(tx, job_id, shard_no)
+    return Claim(job_id, shard_no, taken.attempt, endpoint, mode, TaskType(taken.task)), taken.losses, owed
 
 
 def losses(tx: sa.Connection, job_id: str, shard_no: int) -> int:
     return tx.execute(sa.select(shards.c.losses).where(_is(job_id, shard_no))).scalar_one_or_none() or 0
 
 
-def lock(tx: sa.Connection, claim: Claim) -> tuple[str, float] | None:
+def lock(tx: sa.Connection, claim: Claim) -> tuple[str, int, float] | None:
     """The fence: None when a newer attempt took the shard. It locks the shard's row until the transaction ends.
 
-    The shard's model, and the time now.
+    The shard's model, the rows that it owes, and the time now.
     """
-    held = tx.execute(sa.select(shards.c.model, now()).where(_held(claim)).with_for_update()).one_or_none()
-    return None if held is None else (held[0], held[1])
+    query = sa.select(shards.c.model, shards.c.rows - shards.c.settled, now()).where(_held(claim)).with_for_update()
+    held = tx.execute(query).one_or_none()
+    return None if held is None else (held[0], held[1], held[2])
 
 
 def hold(tx: sa.Connection, claim: Claim, seconds: float, settled: int = 0) -> bool:
@@ -133,17 +135,25 @@ def end(tx: sa.Connection, shard: Shard) -> bool:
     return tx.execute(sa.update(shards).where(*guard).values(status=ShardStatus.DONE, owner=None, settled=shards.c.rows)).rowcount == 1
 
 
+def members(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
+    """Indexes of a shard's rows, in order: all that a shard owes at first, and at a third of the price of `unsettled`."""
+    return list(tx.execute(sa.select(rows.c.row_index).where(_member(job_id, shard_no)).order_by(rows.c.row_index)).scalars())
+
+
 def unsettled(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
     """Indexes of the rows without a result, in order: at most a shard's worth of integers."""
     settled = sa.exists().where(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index)
-    query = sa.select(rows.c.row_index).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no, ~settled).order_by(rows.c.row_index)
+    query = sa.select(rows.c.row_index).where(_member(job_id, shard_no), ~settled).order_by(rows.c.row_index)
     return list(tx.execute(query).scalars())
 
 
-def bodies(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> list[tuple[int, str, str]]:
-    """(row_index, custom_id, body) of the named rows."""
-    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.body).where(rows.c.job_id == job_id, rows.c.row_index.in_(indexes))
-    return [(row.row_index, row.custom_id, row.body) for row in tx.execute(query.order_by(rows.c.row_index))]
+def bodies(tx: sa.Connection, claim: Claim, indexes: Sequence[int]) -> list[tuple[int, str, str]]:
+    """(row_index, custom_id, body) of the named rows of a shard; they come in order."""
+    within = rows.c.row_index.between(indexes[0], indexes[-1])
+    query = sa.select(rows.c.row_index, rows.c.custom_id, rows.c.body).where(_member(claim.job_id, claim.shard_no), within)
+    wanted = frozenset(indexes)
+    found = tx.execute(query.order_by(rows.c.row_index))
+    return [(row_index, custom_id, body) for row_index, custom_id, body in found if row_index in wanted]
 
 
 def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
@@ -256,6 +266,10 @@ def _unlocked(tx: sa.Connection, query: sa.Select[Any]) -> sa.Select[Any]:
 
 def _is(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:
     return sa.and_(shards.c.job_id == job_id, shards.c.shard_no == shard_no)
+
+
+def _member(job_id: str, shard_no: int) -> sa.ColumnElement[bool]:
+    return sa.and_(rows.c.job_id == job_id, rows.c.shard_no == shard_no)
 
 
 def _held(claim: Claim) -> sa.ColumnElement[bool]:
