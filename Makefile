@@ -44,8 +44,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Three at once on two cores: many tests wait for leases and processes. Those with a vLLM engine stay one after another.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadgroup
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

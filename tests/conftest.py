@@ -35,6 +35,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Among parallel test processes, one has all tests with vLLM: an engine takes every core and 2 GiB, and is shared by its tests."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
 @pytest.fixture(scope="session")
 def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with embedded.valkey(Settings(data_dir=tmp_path_factory.mktemp("valkey"))) as url:

@@ -23,7 +23,7 @@ def _zombie_among_heirs(install: Install, url: str, *seams: Seam) -> tuple[Insta
     here = install(url, shards_in_flight=1)
     here.reconciler()
     zombie = here.worker(*seams)
-    job_id = here.submit(requests(10, delay_ms=200))
+    job_id = here.submit(requests(6, delay_ms=700))
     here.until_holds(zombie)
     here.freeze(zombie)
     here.worker(*seams, SPECBATCH_MAX_NUM_SEQS="1")  # row after row, so that it is in the middle when the zombie wakes
@@ -35,7 +35,7 @@ def _zombie_among_heirs(install: Install, url: str, *seams: Seam) -> tuple[Insta
 
 def test_the_fence_holds(install: Install, sqlite_url: str) -> None:
     here, job_id = _zombie_among_heirs(install, sqlite_url)
-    assert audit(here.ctx, job_id).outcomes == {Outcome.SUCCEEDED: 10}
+    assert audit(here.ctx, job_id).outcomes == {Outcome.SUCCEEDED: 6}
 
 
 def test_the_fence_matters(install: Install, sqlite_url: str) -> None:

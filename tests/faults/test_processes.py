@@ -137,9 +137,11 @@ def test_a_zombie_wakes_and_writes(install: Install, database_url: str) -> None:
     here = install(database_url, scripted_delay_ms=50)
     here.reconciler()
     zombie = here.worker()
-    job_id = here.submit(requests(30, delay_ms=400))
-    held = here.until_holds(zombie)
+    job_id = here.submit(requests(30, delay_ms=1500))
+    here.until_holds(zombie)
     here.freeze(zombie)
+    held = here.held_by(zombie)
+    assert held, "it was done before it stood still"
     here.worker()
     until(lambda: here.passed_on(held), "another worker has its shards", explain=here.describe)
     zombie.send(signal.SIGCONT)
