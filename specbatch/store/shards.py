@@ -136,7 +136,7 @@ def end(tx: sa.Connection, shard: Shard) -> bool:
 
 
 def members(tx: sa.Connection, job_id: str, shard_no: int) -> list[int]:
-    """Indexes of a shard's rows, in order: all that a shard owes at first, and at a third of the price of `unsettled`."""
+    """Indexes of a shard's rows, in order: all that it owes at first. No planner can take this for a walk through all results."""
     return list(tx.execute(sa.select(rows.c.row_index).where(_member(job_id, shard_no)).order_by(rows.c.row_index)).scalars())
 
 

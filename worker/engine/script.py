@@ -62,7 +62,7 @@ class Utterance:
 def draw(content: object, *salt: object) -> random.Random:
     """A generator that depends on the content alone, in any process: hash() would not do."""
     text = json.dumps([content, *salt], sort_keys=True, default=str)
-    return random.Random(hashlib.blake2b(text.encode(), digest_size=8).digest())
+    return random.Random(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()))
 
 
 def count(content: object) -> int:
@@ -81,15 +81,14 @@ def speak(request: ScriptedRequest, content: object, index: int) -> Utterance:
         text = json.dumps(instance(schema, chance, schema))
         tokens = [f" {word}" if place else word for place, word in enumerate(text.split(" "))]
     else:
-        tokens = [f" {chance.choice(LEXICON)}" for _ in range(chance.randint(16, 64))]
+        tokens = [f" {word}" for word in chance.choices(LEXICON, k=chance.randint(16, 64))]
         tokens[0] = tokens[0].strip()
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    for length in range(1, len(tokens) + 1):
-        if request.limit is not None and length > request.limit:
-            return Utterance(tokens[: request.limit], "length")
-        if stops and any(stop in "".join(tokens[:length]) for stop in stops):
+    limit = request.limit or len(tokens)
+    for length in range(1, min(limit, len(tokens)) + 1) if stops else ():
+        if any(stop in "".join(tokens[:length]) for stop in stops):
             return Utterance(_before(tokens[:length], stops), "stop")
-    return Utterance(tokens, "stop")
+    return Utterance(tokens[:limit], "length" if limit < len(tokens) else "stop")
 
 
 def _before(tokens: list[str], stops: list[str]) -> list[str]:

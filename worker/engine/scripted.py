@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -36,7 +36,7 @@ class ScriptedEngine:
         self._settings = settings
         self._names = frozenset(served_names(settings))
         self._context = settings.max_model_len or CONTEXT_TOKENS
-        self._slots = asyncio.Semaphore(settings.max_num_seqs) if settings.max_num_seqs else None
+        self._slots = asyncio.Semaphore(settings.max_num_seqs) if settings.max_num_seqs else contextlib.nullcontext()
         self._death: asyncio.Event | None = None
         self._faults = Faults(settings)
         self._replies: dict[str, Callable[[str, ScriptedRequest], Reply]] = {
@@ -57,7 +57,7 @@ class ScriptedEngine:
     async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
         self._running += 1
         try:
-            async with self._slot():
+            async with self._slots:
                 return await self._answer(request_id, endpoint, body)
         finally:
             self._running -= 1
@@ -77,14 +77,6 @@ class ScriptedEngine:
     async def stop(self) -> None:
         if self._death is not None:
             self._death.set()
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        if self._slots is None:
-            yield
-            return
-        async with self._slots:
-            yield
 
     async def _answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
         if self.dead:
@@ -169,11 +161,10 @@ class ScriptedEngine:
         generated = sum(len(one.tokens) for one in said)
         self._generated += generated
         self._steps += generated  # as plain decoding; less below
-        delay = self._settings.scripted_delay_ms / 1000
-        plain = Measurement(prompt_tokens, 0, generated, said[0].finish_reason)
         if len(said) > 1:
-            return plain
-        timed = replace(plain, queue_seconds=0.0, ttft_seconds=delay / max(1, generated), tpot_seconds=delay / max(1, generated))
+            return Measurement(prompt_tokens, 0, generated, said[0].finish_reason)
+        seconds = self._settings.scripted_delay_ms / 1000 / max(1, generated)
+        timed = Measurement(prompt_tokens, 0, generated, said[0].finish_reason, 0.0, seconds, seconds)
         if self.mode is Mode.PLAIN or generated == 0:
             return timed
         tokens = {Mode.NGRAM: self._settings.ngram_tokens, Mode.SUFFIX: self._settings.suffix_tokens}
