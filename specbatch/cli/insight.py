@@ -51,12 +51,7 @@ def stats(
 
 
 def _show_plan(planned: Plan) -> None:
-    table = Table(box=None, pad_edge=False)
-    for name in ("rows", "task", "mode", "reason"):
-        table.add_column(name, justify="right" if name == "rows" else "left", no_wrap=name != "reason")
-    for group in planned.groups:
-        table.add_row(str(group.rows), group.task, group.mode, group.reason)
-    render.tables.print(table)
+    render.tables.print(render.decisions(planned.groups))
     for mode, needed in planned.memory.items():
         weights, cache = render.size(needed.weights_bytes), render.size(needed.kv_bytes_per_request)
         render.tables.print(f"memory, {mode}: {weights} of weights, and {cache} of KV cache for a request of {needed.context} tokens")

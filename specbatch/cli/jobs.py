@@ -82,14 +82,20 @@ def status(
     call: Call,
     batch_id: BatchId,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow it until it ends; with --json, an event a line.")] = False,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="First each row that has ended: its task, mode and drafts, and why that mode.")
+    ] = False,
 ) -> None:
-    """Show a batch. Exit code: 0 done or on its way, 1 some rows failed, 2 its lines are at fault."""
+    """Show a batch, and in which modes its rows run. Exit code: 0 done or on its way, 1 some rows failed, 2 its lines are at fault."""
     with services.database(call.settings) as ctx:
         batch = _watched(ctx, batch_id, as_json=call.json) if watch else batches.get(ctx, batch_id)
+        if rows:
+            _show_rows(ctx, batch_id, as_json=call.json)
+        decided = reports.decisions(ctx, batch_id)
     if call.json:
-        render.document(batch.model_dump(mode="json"))
+        render.document(batch.model_dump(mode="json") | {"decisions": [group.model_dump(mode="json") for group in decided]})
     else:
-        render.batch(batch)
+        render.batch(batch, decided)
         render.problems(batch)
     raise typer.Exit(ending(batch))
 
@@ -171,6 +177,20 @@ def _watched(ctx: Context, batch_id: str, *, as_json: bool) -> BatchObject:
             elif not as_json:
                 shown.show(batch, _unattended(ctx, batch))
     return batch
+
+
+def _show_rows(ctx: Context, batch_id: str, *, as_json: bool) -> None:
+    """A line each, in the order in which they ended."""
+    after = 0
+    while page := batches.outcomes(ctx, batch_id, after=after):
+        for row in page:
+            known = {name: row[name] for name in ("custom_id", "outcome", "task", "reason", "drafted_tokens", "accepted_tokens")}
+            if as_json:
+                render.document({"event": "row", **known, "mode": row["decided_mode"]})
+            else:
+                drafts = f"{row['accepted_tokens'] or 0} of {row['drafted_tokens'] or 0} drafted"
+                typer.echo("\t".join((row["custom_id"], row["outcome"], row["task"], row["decided_mode"], drafts, row["reason"])))
+        after = page[-1]["sequence"]
 
 
 def _unattended(ctx: Context, batch: BatchObject) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specbatch.errors import SpecbatchError
+from specbatch.service.plan import Group
 from specbatch.service.reports import Quantiles, Report
 from specbatch.wire import BatchObject
 
@@ -49,11 +50,23 @@ def problems(batch: BatchObject) -> None:
         say(f"... and {len(found) - MOST_PROBLEMS} more problems")
 
 
-def batch(found: BatchObject) -> None:
+def batch(found: BatchObject, decided: Sequence[Group]) -> None:
     table = _pairs()
     for name, value in _facts(found):
         table.add_row(name, value)
     tables.print(table)
+    if decided:
+        tables.print(decisions(decided))
+
+
+def decisions(groups: Sequence[Group]) -> Table:
+    """How many rows in which mode, and why."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("rows", "task", "mode", "reason"):
+        table.add_column(name, justify="right" if name == "rows" else "left", no_wrap=name != "reason")
+    for group in groups:
+        table.add_row(str(group.rows), group.task, group.mode, group.reason)
+    return table
 
 
 def batches(page: Sequence[BatchObject]) -> None:
@@ -84,6 +97,7 @@ def report(summary: Report, destination: str) -> None:
     table.add_row("peak memory", size(summary.batch.measured.peak_memory_bytes))
     table.add_row("output", destination)
     messages.print(table)
+    messages.print(decisions(summary.decisions))
 
 
 def number(value: float | None) -> str:

@@ -18,6 +18,8 @@ MOST_PROBLEMS = 1000  # listed; all are counted
 
 
 class Group(BaseModel):
+    """Rows that were decided alike."""
+
     task: TaskType
     mode: Mode
     reason: str

@@ -6,9 +6,10 @@ import sqlalchemy as sa
 from pydantic import BaseModel, Field
 
 from specbatch.context import Context
-from specbatch.domain import Mode
+from specbatch.domain import Mode, TaskType
 from specbatch.errors import NotFound
-from specbatch.store import jobs, report, workers
+from specbatch.service.plan import Group
+from specbatch.store import jobs, report, rows, workers
 from specbatch.wire import BatchObject
 
 ALIVE_SECONDS = 12.0  # a worker gives a sign every 5 s
@@ -36,6 +37,7 @@ class Report(BaseModel):
     ttft: Quantiles
     tpot: Quantiles
     modes: list[ModeReport]
+    decisions: list[Group]
 
 
 def of_batch(ctx: Context, job_id: str) -> Report:
@@ -45,13 +47,24 @@ def of_batch(ctx: Context, job_id: str) -> Report:
         if job is None:
             raise NotFound(f"No batch found with id '{job_id}'.", param="id")
         ttft, tpot = (_quantiles(tx, job_id, name) for name in ("ttft_seconds", "tpot_seconds"))
-        return Report(batch=BatchObject.of(job), ttft=ttft, tpot=tpot, modes=[_mode(row) for row in report.by_mode(tx, job_id)])
+        modes = [_mode(row) for row in report.by_mode(tx, job_id)]
+        return Report(batch=BatchObject.of(job), ttft=ttft, tpot=tpot, modes=modes, decisions=_groups(tx, job_id))
+
+
+def decisions(ctx: Context, job_id: str) -> list[Group]:
+    """What was decided for a batch's rows, the largest group first."""
+    with ctx.database.read() as tx:
+        return _groups(tx, job_id)
 
 
 def engines_alive(ctx: Context) -> set[tuple[str, Mode]]:
     """(model, mode) of every engine that a worker runs now."""
     with ctx.database.read() as tx:
         return {(each["model"], Mode(each["mode"])) for each in workers.alive(tx, ALIVE_SECONDS) if each["mode"]}
+
+
+def _groups(tx: sa.Connection, job_id: str) -> list[Group]:
+    return [Group(task=TaskType(task), mode=Mode(mode), reason=why, rows=count) for task, mode, why, count in rows.decisions(tx, job_id)]
 
 
 def _quantiles(tx: sa.Connection, job_id: str, name: str) -> Quantiles:

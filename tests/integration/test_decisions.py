@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.lines import POOLED
 from specbatch.service import batches, files, ingest, plan, reconsider, shards, speculation
 from specbatch.settings import Settings
+from tests.commands import EXAMPLES, Commands, read_lines
 from tests.model_fixtures import HEADS, HIDDEN, KV_HEADS, LAYERS
 
 CHAT = "/v1/chat/completions"
@@ -246,6 +248,27 @@ def test_the_plan_estimates_the_memory_of_each_mode(drafting: Settings, tiny_lla
     assert [memory[mode].kv_bytes_per_request for mode in (Mode.NGRAM, Mode.DRAFT_MODEL)] == [cache, 2 * cache]
     with opened(halved.model_copy(update={"model": "nobody/has-this"})) as ctx:
         assert plan.plan(ctx, path, CHAT).memory == {}
+
+
+def test_a_run_says_row_by_row_which_mode_it_took_and_why(tmp_path: Path) -> None:
+    """One worker, both modes: code and JSON through n-grams, chat through the draft."""
+    cli = Commands(Settings(data_dir=tmp_path, engine="scripted", draft="some-draft", sweep_seconds=0.2))
+    expected = {"code": "ngram", "json": "ngram", "chat": "draft_model"}
+    told = cli.json("run", EXAMPLES, "-o", tmp_path / "out.jsonl")
+    assert {group["task"]: (group["mode"], group["rows"]) for group in told["decisions"]} == {
+        task: (mode, 8) for task, mode in expected.items()
+    }
+    assert {mode["mode"]: mode["rows"] for mode in told["modes"]} == {"ngram": 16, "draft_model": 8}
+
+    batch_id = told["batch"]["id"]
+    *events, document = map(json.loads, cli.run("status", batch_id, "--rows", "--json").stdout.splitlines())
+    assert sorted(event["custom_id"] for event in events) == sorted(line["custom_id"] for line in read_lines(EXAMPLES))
+    assert all(event["mode"] == expected[event["task"]] and event["reason"] and event["drafted_tokens"] for event in events)
+    assert document["decisions"] == told["decisions"]
+
+    shown = cli.run("status", batch_id, "--rows").stdout
+    assert re.search(r"^question-1\tsucceeded\tchat\tdraft_model\t\d+ of \d+ drafted\tchat answers are new text", shown, re.MULTILINE)
+    assert re.search(r"^ +8 +code +ngram +code answers repeat their input: ngram", shown, re.MULTILINE)
 
 
 def test_speculation_reports_acceptance_by_kind_and_by_position(ctx: Context) -> None:
