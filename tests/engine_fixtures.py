@@ -86,7 +86,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """Every engine in turn: scripted, and vLLM with the built-in model (plain, ngram) and with a tiny one that is its own draft."""
     kind, mode = request.param
     settings: dict[str, Any] = {"data_dir": tmp_path_factory.mktemp("engine"), "engine": kind, "model": BUILTIN_MODEL}
-    settings |= {"max_num_seqs": 16, "draft_tokens": DRAFT_TOKENS, "max_model_len": 512}
+    settings |= {"max_num_seqs": 16, "draft_tokens": DRAFT_TOKENS, "max_model_len": 512, "tool_call_parser": "hermes"}
     if kind == "vllm" and mode is Mode.DRAFT_MODEL:
         tiny = str(request.getfixturevalue("tiny_llama"))
         settings |= {"model": tiny, "draft": tiny, "dtype": "float32", "cpu_kv_cache_gib": 0.25}

@@ -6,7 +6,9 @@ import asyncio
 import concurrent.futures
 import gc
 import json
+import re
 import signal
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
@@ -16,7 +18,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from specbatch.domain import Mode
+from specbatch.domain import Mode, Reply
 from specbatch.errors import EngineStartError
 from specbatch.settings import Settings
 from tests.engine_fixtures import ANSWER_SECONDS, DRAFT_TOKENS, START_SECONDS, RunningEngine, engine_children
@@ -39,10 +41,23 @@ def chat(text: str = "Name three fruits.", **fields: object) -> dict[str, Any]:
     return {"model": "default", "messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0, **fields}
 
 
+TOOL = {"type": "function", "function": {"name": "describe", "description": "Describe a thing.", "parameters": SCHEMA, "strict": True}}
+GRAMMAR = 'root ::= "sum " number " + " number\nnumber ::= [0-9]'
+
+
 def content(engine: RunningEngine, body: dict[str, Any]) -> str:
-    reply = engine.answer(CHAT, body)
+    return said(engine.answer(CHAT, body))
+
+
+def said(reply: Reply) -> str:
     assert reply.status_code == 200, reply.body
     return str(reply.body["choices"][0]["message"]["content"])
+
+
+def together(engine: RunningEngine, bodies: Iterable[dict[str, Any]]) -> list[Reply]:
+    """The answers to chats that run at once, which on a CPU costs little more than one."""
+    pending = [engine.begin(f"together-{number}", CHAT, body) for number, body in enumerate(bodies)]
+    return [each.result(ANSWER_SECONDS) for each in pending]
 
 
 def test_chat_has_openai_s_form(engine: RunningEngine) -> None:
@@ -104,25 +119,88 @@ def test_greedy_text_is_the_same_twice(engine: RunningEngine) -> None:
 
 
 def test_a_seed_gives_the_same_sample_twice(engine: RunningEngine) -> None:
-    body = chat(temperature=1, seed=11)
+    body = chat(temperature=1, seed=11, max_tokens=8)
     assert content(engine, body) == content(engine, body)
     assert content(engine, body) != content(engine, body | {"seed": 12})
 
 
 def test_logprobs(engine: RunningEngine) -> None:
-    answer = ChatCompletion.model_validate(engine.answer(CHAT, chat(logprobs=True, top_logprobs=1)).body)
+    answer = ChatCompletion.model_validate(engine.answer(CHAT, chat(logprobs=True, top_logprobs=2)).body)
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
     assert answer.usage is not None
     assert len(logprobs.content) == answer.usage.completion_tokens
-    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 1 for entry in logprobs.content)
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in logprobs.content)
 
 
-def test_structured_output_fits_its_schema(engine: RunningEngine) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-    text = content(engine, chat("Describe a large red ball as JSON.", response_format=wanted, max_tokens=200))
-    jsonschema.validate(json.loads(text), SCHEMA)
+def test_json_fits_what_was_asked(engine: RunningEngine) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+    asked = "Describe a large red ball as JSON."
+    fitting, free = together(
+        engine,
+        [chat(asked, response_format=schema, max_tokens=200), chat(asked, response_format={"type": "json_object"}, max_tokens=40)],
+    )
+    jsonschema.validate(json.loads(said(fitting)), SCHEMA)
+    assert said(free).startswith("{")
+    if free.body["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(said(free)), dict)
+
+
+def test_answers_keep_to_a_constraint(engine: RunningEngine) -> None:
+    if engine.kind == "scripted":
+        pytest.skip("the script knows no constraint but JSON")
+    constraints: list[dict[str, Any]] = [
+        {"regex": "20[0-9]{2}-(0[1-9]|1[0-2])"},
+        {"choice": ["not at all", "yes indeed"]},
+        {"grammar": GRAMMAR},
+        {"json": SCHEMA},
+    ]
+    replies = together(engine, (chat(structured_outputs=each, max_tokens=200) for each in constraints))
+    month, choice, total, thing = map(said, replies)
+    assert re.fullmatch(constraints[0]["regex"], month)
+    assert choice in constraints[1]["choice"]
+    assert re.fullmatch(r"sum [0-9] \+ [0-9]", total)
+    jsonschema.validate(json.loads(thing), SCHEMA)
+
+
+def test_a_constraint_that_is_none_is_refused(engine: RunningEngine) -> None:
+    if engine.kind == "scripted":
+        pytest.skip("the script knows no constraint but JSON")
+    wrong: list[dict[str, Any]] = [{"regex": "["}, {"grammar": "nonsense"}, {"json": {"type": "nonsense"}}, {"regex": "a", "choice": ["b"]}]
+    replies = together(engine, (chat(structured_outputs=each) for each in wrong))
+    assert [reply.status_code for reply in replies] == [400] * len(wrong), [reply.body for reply in replies]
+
+
+def test_a_tool_that_must_be_called_is_called(engine: RunningEngine) -> None:
+    if engine.kind == "scripted":
+        pytest.skip("the script calls no tools")
+    named = {"type": "function", "function": {"name": "describe"}}
+    asked = (chat("Describe a large red ball.", tools=[TOOL], tool_choice=choice, max_tokens=300) for choice in (named, "required"))
+    for reply in together(engine, asked):
+        assert reply.status_code == 200, reply.body
+        (call,) = ChatCompletion.model_validate(reply.body).choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "describe"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+def test_a_tool_that_must_not_be_called_is_not(engine: RunningEngine) -> None:
+    unknown = {"type": "function", "function": {"name": "paint"}}
+    free, refused = together(engine, (chat(tools=[TOOL], tool_choice=choice, max_tokens=4) for choice in ("none", unknown)))
+    message = ChatCompletion.model_validate(free.body).choices[0].message
+    assert message.content
+    assert not message.tool_calls
+    if engine.kind == "vllm":
+        assert (refused.status_code, refused.body["error"]["param"]) == (400, "tool_choice")
+
+
+def test_penalties_change_what_is_said(engine: RunningEngine) -> None:
+    if engine.kind == "scripted" or engine.mode is Mode.DRAFT_MODEL:
+        pytest.skip("neither the script nor random weights repeat themselves")
+    penalties = ({}, {"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 1.5})
+    plain, *penalised = map(said, together(engine, (chat("Write the word yes ten times.", max_tokens=16, **each) for each in penalties)))
+    assert plain not in penalised
 
 
 @pytest.mark.parametrize(
@@ -168,15 +246,20 @@ def test_a_lone_surrogate_does_no_harm(engine: RunningEngine) -> None:
 
 
 def test_what_speculation_refuses_is_refused_by_speculative_modes_alone(engine: RunningEngine) -> None:
-    reply = engine.answer(CHAT, chat(temperature=1, min_p=0.2))
-    assert reply.status_code == (200 if engine.mode is Mode.PLAIN else 400), reply.body
+    replies = together(engine, (chat(temperature=1, min_p=0.2, max_tokens=4), chat(logit_bias={"100": 100}, logprobs=True, max_tokens=4)))
+    if engine.mode is not Mode.PLAIN:
+        assert [reply.status_code for reply in replies] == [400, 400]
+        return
+    assert [reply.status_code for reply in replies] == [200, 200]
+    if engine.kind == "vllm":
+        tokens = [entry["token"] for entry in replies[1].body["choices"][0]["logprobs"]["content"]]
+        assert tokens == [tokens[0]] * 4
 
 
 def test_many_rows_at_once_each_get_their_own_answer(engine: RunningEngine) -> None:
-    alone = {text: content(engine, chat(text)) for text in ("Count to three.", "Say hello.")}
+    alone = {text: content(engine, chat(text, max_tokens=8)) for text in ("Count to three.", "Say hello.")}
     texts = list(alone) * 10
-    replies = [engine.begin(f"row-{number}", CHAT, chat(text)) for number, text in enumerate(texts)]
-    done = [reply.result(ANSWER_SECONDS) for reply in replies]
+    done = together(engine, (chat(text, max_tokens=8) for text in texts))
     assert {reply.status_code for reply in done} == {200}
     assert len({reply.body["id"] for reply in done}) == len(texts)
     if engine.kind == "scripted" or engine.mode is Mode.DRAFT_MODEL:  # float32: bfloat16 rounds differently in another batch

@@ -35,7 +35,7 @@ def chat_body(request_id: str, model: str, request: ScriptedRequest, said: list[
 
 def _logprob(token: str, top: int) -> dict[str, Any]:
     entry = {"token": token, "logprob": -0.5, "bytes": list(token.encode())}
-    return entry | {"top_logprobs": [entry] if top else []}
+    return entry | {"top_logprobs": [entry | {"logprob": -0.5 - place} for place in range(top)]}
 
 
 def completion_body(request_id: str, model: str, request: ScriptedRequest, said: list[Utterance], prompt_tokens: int) -> dict[str, Any]:
