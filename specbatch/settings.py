@@ -16,6 +16,7 @@ from specbatch.errors import UsageError
 
 BUILTIN_MODEL = "builtin:smollm2-135m"
 BUILTIN_FOLDER = "smollm2-135m-instruct"  # in the user's cache, once an engine has needed it
+MOST_TOKENS = 16  # drafted in a step
 DEFAULT_ALIAS = "default"  # every worker answers to it, so that an example file fits any model
 
 _SCHEMES = {
@@ -58,15 +59,15 @@ class Settings(BaseSettings):
     engine_args: str = Field("", description="Further words of vLLM's command line, as `vllm serve` takes them; they win.")
 
     draft: str | None = Field(None, description="The draft model of mode draft_model: an id or a folder.")
-    draft_tokens: int = Field(5, ge=1, le=16, description="K: tokens drafted a step in mode draft_model.")
+    draft_tokens: int = Field(5, ge=1, le=MOST_TOKENS, description="K: tokens drafted a step in mode draft_model.")
     draft_tensor_parallel_size: int | None = Field(None, ge=1, description="GPUs that the draft spreads over; the target's when unset.")
     draft_quantization: str | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     eagle: str | None = Field(None, description="The head of modes eagle and eagle3: an id or a folder.")
-    ngram_tokens: int = Field(4, ge=1, le=16, description="K in mode ngram.")
+    ngram_tokens: int = Field(4, ge=1, le=MOST_TOKENS, description="K in mode ngram.")
     ngram_lookup_max: int = Field(3, ge=1)
     ngram_lookup_min: int = Field(2, ge=1)
-    suffix_tokens: int = Field(16, ge=1, le=16, description="Most tokens drafted a step in mode suffix.")
+    suffix_tokens: int = Field(16, ge=1, le=MOST_TOKENS, description="Most tokens drafted a step in mode suffix.")
     suffix_tree_depth: int = Field(24, ge=1, description="Longest match and draft together in mode suffix.")
     suffix_cached_requests: int = Field(10_000, ge=0, description="Answers that mode suffix remembers; 0 for none but the row's own.")
     suffix_factor: float = Field(1.0, ge=0, description="Tokens drafted for each token that matched in mode suffix.")
@@ -125,6 +126,19 @@ class Settings(BaseSettings):
             return tuple((int(first), int(last), int(k)) for first, last, k in steps)
         except ValueError as wrong:
             raise ValueError("write it as first-last:K,..., for example 1-8:5,9-512:0") from wrong
+
+    @field_validator("tokens_by_batch_size")
+    @classmethod
+    def _check_schedule(cls, steps: tuple[tuple[int, int, int], ...]) -> tuple[tuple[int, int, int], ...]:
+        """As vLLM wants it: from a batch of one, upward, without overlaps."""
+        end = 0
+        for first, last, k in steps:
+            if (end == 0 and first != 1) or first <= end or last < first:
+                raise ValueError(f"{first}-{last} is out of order: begin at 1 and go upward without overlaps, for example 1-8:5,9-512:0")
+            if not 0 <= k <= MOST_TOKENS:
+                raise ValueError(f"K of {first}-{last} is {k}: use 0 to {MOST_TOKENS}")
+            end = last
+        return steps
 
     @model_validator(mode="after")
     def _check_lookup(self) -> Settings:

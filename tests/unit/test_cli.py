@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import socket
@@ -265,7 +266,13 @@ def test_flags_win_over_environment_and_file(tmp_path: Path, monkeypatch: pytest
     assert (settings.port, settings.host, settings.shard_rows) == (1003, "environed", 7)
 
 
-SCHEDULES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9)), max_size=3).map(tuple)
+def schedule(steps: list[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Ranges without gaps, from (how many batch sizes, K)."""
+    ends = list(itertools.accumulate(length for length, _ in steps))
+    return tuple((end - length + 1, end, k) for end, (length, k) in zip(ends, steps, strict=True))
+
+
+SCHEDULES = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 16)), max_size=3).map(schedule)
 SOME_SETTINGS = st.fixed_dictionaries(
     {},
     optional={

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specbatch.domain import Mode
-from specbatch.errors import EngineStartError
-from specbatch.settings import Settings
+from specbatch.errors import EngineStartError, UsageError
+from specbatch.settings import Settings, load
 from worker.engine.arguments import arguments, cpu_dtype, environment, speculative_config
 from worker.engine.logs import logging_config
 
@@ -93,6 +93,29 @@ def test_k_by_batch_size_reaches_every_mode_but_suffix() -> None:
         config = speculative_config(settings(**fields), mode) or {}
         expected = None if mode in (Mode.PLAIN, Mode.SUFFIX) else [[1, 8, 5], [9, 512, 0]]
         assert config.get("num_speculative_tokens_per_batch_size") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("2-8:5", "begin at 1"),
+        ("8-1:5", "8-1 is out of order"),
+        ("1-8:5,8-16:2", "8-16 is out of order"),
+        ("1-8:5,4-6:2", "4-6 is out of order"),
+        ("1-8:17", "K of 1-8 is 17: use 0 to 16"),
+        ("few:5", "write it as first-last:K"),
+    ],
+)
+def test_a_bad_schedule_is_refused_before_any_engine(value: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load(tokens_by_batch_size=value)
+
+
+@pytest.mark.parametrize("name", ["draft_tokens", "ngram_tokens", "suffix_tokens"])
+@pytest.mark.parametrize("k", [0, 17])
+def test_k_is_one_to_sixteen(name: str, k: int) -> None:
+    with pytest.raises(UsageError, match=name):
+        load(**{name: k})
 
 
 def test_arguments_on_a_gpu() -> None:
