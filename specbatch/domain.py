@@ -93,7 +93,6 @@ class Measurement:
     accepted_tokens: int = 0
     mean_acceptance_length: float | None = None
     steps_by_accepted: tuple[int, ...] | None = None  # how many steps accepted 0, 1, 2, ... drafted tokens
-    load: int = 0  # requests that ran in the engine when this one ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,7 @@ class RowResult:
     body: str | None = None
     error: tuple[str, str] | None = None
     measurement: Measurement | None = None
+    load: int = 0  # requests that ran in the engine when this one ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import queue
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_random_exponential
 
@@ -106,5 +105,5 @@ def _result(row_index: int, answer: Reply | Exception, load: int) -> RowResult:
         raise answer
     status, body = int(answer.status_code), compact(answer.body)
     if status < 400:
-        return RowResult(row_index, Outcome.SUCCEEDED, status, body, None, replace(answer.measurement, load=load))
+        return RowResult(row_index, Outcome.SUCCEEDED, status, body, None, answer.measurement, load)
     return RowResult(row_index, Outcome.FAILED if _server_failed(answer) else Outcome.REFUSED, status, body)

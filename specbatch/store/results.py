@@ -52,7 +52,7 @@ def measure(tx: sa.Connection, claim: Claim, model: str, batch: Sequence[RowResu
         (
             *(claim.job_id, result.row_index, model, mode, task),
             *(cost.prompt_tokens, cost.cached_tokens, cost.generated_tokens, cost.finish_reason),
-            *(cost.load, cost.queue_seconds, cost.ttft_seconds, cost.tpot_seconds),
+            *(result.load, cost.queue_seconds, cost.ttft_seconds, cost.tpot_seconds),
             *(cost.drafted_tokens, cost.accepted_tokens, cost.mean_acceptance_length),
             *(json.dumps(cost.steps_by_accepted) if cost.steps_by_accepted else None, at),
         )
