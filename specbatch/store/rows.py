@@ -49,7 +49,8 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
 
 
 def unsuccessful(database: Database, job_id: str, count: int, size: int = 500) -> Iterator[Record]:
-    """(custom_id, body) of each of a job's `count` rows that ran and did not succeed, in input order: constant memory."""
+    """(custom_id, body) of each of a job's `count` rows that ran and did not succeed, in input order, page by page as
+    `results.in_input_order` reads."""
     query = (
         sa.select(rows.c.custom_id, rows.c.body)
         .join(results, sa.and_(results.c.job_id == rows.c.job_id, results.c.row_index == rows.c.row_index))
@@ -57,9 +58,7 @@ def unsuccessful(database: Database, job_id: str, count: int, size: int = 500) -
         .order_by(rows.c.row_index)
     )
     for start in range(0, count, size):
-        page = (
-            column.between(start, start + size - 1) for column in (rows.c.row_index, results.c.row_index)
-        )  # as in results.in_input_order
+        page = (column.between(start, start + size - 1) for column in (rows.c.row_index, results.c.row_index))
         with database.read() as tx:
             found = records(tx.execute(query.where(*page)))
         yield from found
