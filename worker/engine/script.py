@@ -66,10 +66,10 @@ def draw(content: object, *salt: object) -> random.Random:
 
 
 def count(content: object) -> int:
-    """Prompt tokens of the script: words, at least one."""
+    """Prompt tokens of the script: one, and one more for each space. Words in a list would take ten times the text's memory."""
     if isinstance(content, list) and content and isinstance(content[0], int):
         return len(content)
-    return max(1, len(json.dumps(content).split()))
+    return 1 + json.dumps(content).count(" ")
 
 
 def speak(request: ScriptedRequest, content: object, index: int) -> Utterance:
