@@ -53,20 +53,22 @@ def read(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
         blank: list[int] = []
         while line := file.readline(max_bytes + 1):
             number += 1
-            whole = line.endswith(b"\n")
-            text = line.removesuffix(b"\n").removesuffix(b"\r")
+            cut = len(line) > max_bytes and not line.endswith(b"\n")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
-                text = text.removeprefix(b"\xef\xbb\xbf")
-            if not text.strip():
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if not line.strip():
                 blank.append(number)
                 continue
             for earlier in blank:
                 yield earlier, b""
             blank.clear()
-            yield number, text
-            while not whole and len(line) > max_bytes:
-                line = file.readline(max_bytes + 1)
-                whole = line.endswith(b"\n")
+            handed = [line]
+            del line
+            yield number, handed.pop()  # a line may be large: whoever reads it can let go of it
+            while cut:
+                rest = file.readline(max_bytes + 1)
+                cut = len(rest) > max_bytes and not rest.endswith(b"\n")
 
 
 def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Request | None, list[Problem]]:

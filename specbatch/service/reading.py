@@ -44,6 +44,7 @@ class Reading:
                 ]
                 return
             request, problems = parse(line, number, self._job["endpoint"], self._settings.max_line_bytes)
+            del line  # of a large request no form is held longer than it is needed
             if request is not None:
                 problems += self._model_problems(request, number)
             if problems and self.lenient:
@@ -51,7 +52,9 @@ class Reading:
                 continue
             self.note(problems)
             if request is not None:
-                yield self._row(request, number)
+                row = self._row(request, number)
+                del request
+                yield row
 
     def note(self, problems: Iterable[Problem]) -> None:
         for problem in problems:
@@ -76,12 +79,12 @@ class Reading:
         self.model_name = self.model_name or (request.model if request.model in self._models else "")
 
     def _row(self, request: Request, number: int) -> tuple[dict[str, Any], RowResult | None]:
+        decision = self._decider(request)(request.body, number - 1)
         body = compact(request.body)
         if not _is_unicode(request.body, body):
             error = {"message": LONE_SURROGATE, "type": "invalid_request_error", "param": None, "code": "invalid_unicode"}
             ended = RowResult(number - 1, Outcome.REFUSED, 400, compact({"error": error}))
             return self._refused(request.custom_id, number) | {"body": body}, ended
-        decision = self._decider(request)(request.body, number - 1)
         return {
             "job_id": self._job["id"],
             "row_index": number - 1,
