@@ -13,9 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from specbatch.context import Context, opened
+from specbatch.domain import Mode
 from specbatch.service import files, ingest
 from specbatch.settings import Settings
 from tests.server_fixtures import Desk, line
+from worker.host import EngineHost
+from worker.runner import Runner
 
 Create = Callable[..., dict[str, Any]]
 MANY = 200_000
@@ -30,29 +33,42 @@ def peak() -> int:
     return int(found[1]) * 1024
 
 
-def validated(settings: Settings) -> int:
-    """In a process of its own: what validation adds to its memory."""
+def apart(work: Callable[..., int], *arguments: object) -> int:
+    """In a process of its own, whose memory is then its own too."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        answer = pool.apply(work, arguments)
+        pool.close()
+        pool.join()
+    return answer
+
+
+def validate(settings: Settings) -> int:
+    """What validation adds to the memory of a process."""
     with opened(settings) as ctx:
         before = peak()
         assert ingest.ingest_next(ctx, "child")
         return peak() - before
 
 
-def validate_apart(settings: Settings) -> int:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        added = pool.apply(validated, [settings])
-        pool.close()
-        pool.join()
-    return added
+def work(settings: Settings, batch_id: str, shards: int) -> int:
+    """What a worker adds, which serves some shards, to the memory that it has once its engine runs."""
+    host = EngineHost(settings, Mode.PLAIN)
+    host.start()
+    with opened(settings) as ctx:
+        before = peak()
+        for shard_no in range(shards):
+            assert Runner(ctx, host, "child").run(batch_id, shard_no)
+    host.stop()
+    return peak() - before
 
 
 def test_a_line_of_fifty_megabytes(api: TestClient, ctx: Context, desk: Desk, create: Create) -> None:
-    long = json.dumps(line("long", content="word " * (10 * 1024**2))).encode() + b"\n"
+    """The reconciler and a worker start at less than 100 MB: neither may come near 400."""
+    long = json.dumps(line("long", content="word " * (10 * MIB))).encode() + b"\n"
     file_id = files.upload(ctx, "in.jsonl", "batch", [json.dumps(line("short")).encode() + b"\n", long]).id
-    batch_id = create(file_id)["id"]
-    desk.validate()
-    for shard_no in (0, 1):  # a shard holds some megabytes
-        desk.work(batch_id, shard_no=shard_no)
+    batch_id = create(file_id, mode=Mode.PLAIN)["id"]
+    assert apart(validate, ctx.settings) < 256 * MIB
+    assert apart(work, ctx.settings.model_copy(update={"max_model_len": 10**9}), batch_id, 2) < 256 * MIB  # a shard holds some megabytes
     desk.finalize()
     assert api.get(f"/v1/batches/{batch_id}").json()["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
 
@@ -76,7 +92,7 @@ def test_two_hundred_thousand_lines(api: TestClient, ctx: Context, create: Creat
             yield b"".join(json.dumps(request).encode() + b"\n" for request in requests)
 
     batch_id = create(files.upload(ctx, "in.jsonl", "batch", chunks()).id)["id"]
-    assert validate_apart(ctx.settings) < 96 * MIB  # SQLite's caches; the rows themselves would take 200
+    assert apart(validate, ctx.settings) < 96 * MIB  # SQLite's caches; the rows themselves would take 200
     batch = api.get(f"/v1/batches/{batch_id}").json()
     assert [(error["line"], error["code"]) for error in batch["errors"]["data"]] == [
         (150_000, "model_not_found"),
