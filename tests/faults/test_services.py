@@ -109,9 +109,9 @@ def test_publishes_that_get_lost(install: Install, sqlite_url: str) -> None:
 
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Iterator[Postgres]:
+def postgres() -> Iterator[Postgres]:
     """A server of this test's own, migrated."""
-    server = Postgres(tmp_path / "postgres")
+    server = Postgres()
     migration.upgrade_database(Settings(database_url=server.url))
     yield server
     server.close()
