@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import Database, Record, records
+from specbatch.database import Database, Record
 from specbatch.domain import Outcome
 from specbatch.models import results, rows, shards
 from specbatch.store import bulk
@@ -44,7 +44,7 @@ def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]
         .join(twice, sa.and_(rows.c.job_id == job_id, rows.c.custom_id == twice.c.custom_id, rows.c.row_index != twice.c.first))
         .order_by(rows.c.row_index)
     )
-    for row in tx.execute(query):
+    for row in tx.execute(query.execution_options(yield_per=500)):
         yield row.row_index, row.custom_id, row.first
 
 
@@ -60,8 +60,8 @@ def unsuccessful(database: Database, job_id: str, count: int, size: int = 500) -
     for start in range(0, count, size):
         page = (column.between(start, start + size - 1) for column in (rows.c.row_index, results.c.row_index))
         with database.read() as tx:
-            found = records(tx.execute(query.where(*page)))
-        yield from found
+            for row in tx.execute(query.where(*page).execution_options(yield_per=1)):  # a page of large bodies would fill the memory
+                yield row._asdict()
 
 
 def let_through(tx: sa.Connection, job_id: str, indexes: Sequence[int]) -> None:

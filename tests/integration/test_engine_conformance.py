@@ -198,7 +198,7 @@ def test_a_tool_that_must_not_be_called_is_not(engine: RunningEngine) -> None:
 def test_penalties_change_what_is_said(engine: RunningEngine) -> None:
     if engine.kind == "scripted" or engine.mode is Mode.DRAFT_MODEL:
         pytest.skip("neither the script nor random weights repeat themselves")
-    penalties = ({}, {"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 1.5})
+    penalties: tuple[dict[str, float], ...] = ({}, {"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 1.5})
     plain, *penalised = map(said, together(engine, (chat("Write the word yes ten times.", max_tokens=16, **each) for each in penalties)))
     assert plain not in penalised
 
