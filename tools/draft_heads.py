@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -43,7 +42,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
 
     def forward(self, inputs: torch.Tensor, rotary: Any, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """`inputs`: [rows, anchors, width]. `past` holds keys and values of the steps before, [rows, heads, anchors, size], and is added to."""
+        """`inputs`: [rows, anchors, width]. `past`: keys and values, [rows, heads, anchors, size], of the steps before; this one's join them."""
         rows, anchors, _ = inputs.shape
         query, key, value = (
             project(inputs).view(rows, anchors, -1, self.size).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -95,7 +94,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
             self.fc.weight[:, -hidden:] += torch.eye(hidden)
 
     def drafts(self, tokens: torch.Tensor, states: tuple[torch.Tensor, ...], steps: int) -> Iterator[torch.Tensor]:
-        """`tokens`: [rows, length]; `states`: the target's hidden states, [rows, length, hidden], after 0, 1, ... layers, the last normalised."""
+        """`tokens`: [rows, length]; `states`: the target's, [rows, length, hidden], after 0, 1, ... layers, the last one normalised."""
         anchors = tokens.shape[1] - steps
         embedded = self.target[0].model.embed_tokens(tokens)
         hidden = states[-1][:, :anchors]

@@ -107,11 +107,13 @@ def draft(
     """Distil a standalone draft."""
     torch.manual_seed(seed)
     target = load(model)
-    train(StandaloneDraft(target, layers, model), target, Text.load(source), out, minutes=minutes, rows=rows, lr=lr, steps=steps, unrolled=1)
+    train(
+        StandaloneDraft(target, layers, model), target, Text.load(source), out, minutes=minutes, rows=rows, lr=lr, steps=steps, unrolled=1
+    )
 
 
 def train(drafter: Any, target: Any, text: Text, out: Path, *, minutes: float, rows: int, lr: float, steps: int, unrolled: int) -> None:
-    """AdamW on a cosine over the minutes; the loss is the cross-entropy of the target's own distribution over `unrolled` draft positions."""
+    """AdamW on a cosine over the minutes; the loss is the cross-entropy of the target's distribution over `unrolled` positions."""
     drafter.to(device())
     order = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
     held, kept = order.split([max(1, min(HELD_OUT, len(text) // 8)), len(text) - max(1, min(HELD_OUT, len(text) // 8))])
@@ -135,7 +137,13 @@ def train(drafter: Any, target: Any, text: Text, out: Path, *, minutes: float, r
     after = acceptance(drafter, target, text, held, rows, steps)
     drafter.save(out, torch.bfloat16 if device().type == "cuda" else torch.float32)
     size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    told = {"steps": done, "epochs": round(done * rows / len(kept), 2), "loss": round(float(lately), 3), "bytes": size, "held_out_rows": len(held)}
+    told = {
+        "steps": done,
+        "epochs": round(done * rows / len(kept), 2),
+        "loss": round(float(lately), 3),
+        "bytes": size,
+        "held_out_rows": len(held),
+    }
     typer.echo(json.dumps(told | {"parameters": sum(weight.numel() for weight in learning), "untrained": before, "trained": after}))
 
 

@@ -1,0 +1,236 @@
+"""Where a step's time goes, mode by mode: scheduling, target, sampling, drafting, and the gaps between them.
+
+    python benchmarks/gpu_step_profile.py --model FOLDER --draft FOLDER --eagle FOLDER --out DIR plain ngram-4 draft-4 eagle-4
+
+The names are those of gpu_modes.py. Each engine runs in a process of its own; vLLM's torch profiler traces some decode steps of `--load`
+greedy requests. Its scopes are set here, around methods of vLLM's scheduler and model runners (0.32 and 0.33, older and newer runner), by a
+worker extension. Kernels of a CUDA graph count for the scope that launched the graph.
+
+Writes DIR/profile-NAME.json, milliseconds a step: `scopes` (`cpu`: in the scope and in none inside it; `gpu`: kernels launched in it),
+`step` (from one scheduling to the next), `gpu_busy`, `gpu_idle` (the step without it), and `kernels`, the longest by name.
+Profiling slows the CPU's side down: `unprofiled_step` is the same engine's without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from gpu_modes import CAPTURED, TRIALS, write
+
+from specbatch import workload
+from specbatch.domain import TaskType
+from specbatch.settings import Settings
+from worker.engine.arguments import environment, speculative_config
+
+SKIPPED, TRACED = 24, 24  # steps: prompts are read and the first answers drafted before the trace
+SHOWN = 12
+SCOPES = {  # of vLLM's classes, the methods; a release or runner without one is left alone
+    "vllm.v1.core.sched.scheduler:Scheduler": {"schedule": "schedule", "update_from_output": "update"},
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
+        "execute_model": "prepare",
+        "_model_forward": "target",
+        "sample_tokens": "after",
+        "_sample": "sample",
+        "propose_draft_token_ids": "draft",
+        "_bookkeeping_sync": "bookkeeping",
+    },
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": {
+        "execute_model": "target",
+        "prepare_inputs": "prepare",
+        "prepare_attn": "prepare",
+        "sample_tokens": "after",
+        "sample": "sample",
+        "postprocess_sampled": "bookkeeping",
+    },
+    "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator": {"propose": "draft"},
+    "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator": {"propose": "draft"},
+    "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramSpeculator": {"propose": "draft"},
+}
+MARK = "specbatch: "
+
+
+class Scopes:
+    """vLLM's worker takes this class's methods for its own."""
+
+    def mark_scopes(self) -> list[str]:
+        """Wrap the methods of SCOPES; the scheduler's run in the worker's process, where there is one device. Says which were found."""
+        from torch.profiler import record_function
+
+        found = []
+        for place, methods in SCOPES.items():
+            module, name = place.split(":")
+            try:
+                owner = getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError):
+                continue
+            for method, scope in methods.items():
+                if method in vars(owner):
+                    setattr(owner, method, _scoped(getattr(owner, method), MARK + scope, record_function))
+                    found.append(f"{name}.{method}")
+        return found
+
+
+def _scoped(method: Any, name: str, record_function: Any) -> Any:
+    def scoped(*given: Any, **named: Any) -> Any:
+        with record_function(name):
+            return method(*given, **named)
+
+    return scoped
+
+
+def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
+    mode, k, changes = TRIALS[name]
+    settings = Settings(
+        model=arguments.model,
+        draft=arguments.draft,
+        eagle=arguments.eagle,
+        ngram_tokens=k or 4,
+        draft_tokens=k or 4,
+        data_dir=arguments.home,
+    )
+    os.environ.update(environment(settings, mode, arguments.model, Path("/dev/null")) | changes)
+    os.environ.pop("VLLM_LOGGING_CONFIG_PATH")
+    from vllm import LLM, SamplingParams
+
+    traces = Path(tempfile.mkdtemp(prefix="trace"))
+    tracing: dict[str, Any] = {
+        "ignore_frontend": True,
+        "profiler": "torch",
+        "torch_profiler_dir": str(traces),
+        "torch_profiler_with_stack": False,
+        "torch_profiler_use_gzip": False,
+    }
+    device: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": list(CAPTURED)}, "gpu_memory_utilization": 0.85}
+    if not arguments.graphs:
+        device = {"enforce_eager": True, "kv_cache_memory_bytes": 1024**3}
+    llm = LLM(
+        model=arguments.model,
+        dtype=arguments.dtype,
+        max_model_len=arguments.context,
+        max_num_seqs=256,
+        speculative_config=speculative_config(settings, mode),
+        profiler_config=tracing,
+        worker_extension_cls="gpu_step_profile.Scopes",
+        disable_log_stats=False,
+        **device,
+    )
+    marked = llm.collective_rpc("mark_scopes")[0]
+    parameters = SamplingParams(temperature=0, max_tokens=(SKIPPED + TRACED) * (k + 2), ignore_eos=True)
+    asked = [body["messages"] for body in itertools.islice(workload.requests(arguments.task), arguments.load)]
+    for number, messages in enumerate(asked):
+        llm.llm_engine.add_request(str(number), _prompt(llm, messages), parameters)
+    for _ in range(SKIPPED):
+        llm.llm_engine.step()
+    began, steps = time.monotonic(), TRACED
+    for _ in range(TRACED):
+        llm.llm_engine.step()
+    unprofiled = (time.monotonic() - began) / steps
+    llm.start_profile()
+    for _ in range(TRACED):
+        llm.llm_engine.step()
+    llm.stop_profile()
+    (file,) = traces.glob("**/*.json")
+    measured = read(json.loads(file.read_text())["traceEvents"])
+    return {"name": name, "mode": mode, "k": k, "load": arguments.load, "task": arguments.task, "scopes_found": marked} | (
+        measured | {"unprofiled_step": 1000 * unprofiled}
+    )
+
+
+def _prompt(llm: Any, messages: list[dict[str, str]]) -> Any:
+    ids = llm.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return {"prompt_token_ids": ids}
+
+
+def read(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """A chrome trace of torch's profiler, in milliseconds a step; its own times are microseconds."""
+    scopes = sorted((event["ts"], event["dur"], event["name"].removeprefix(MARK)) for event in _named(events))
+    starts = [start for start, _, name in scopes if name == "schedule"]
+    steps = max(len(starts) - 1, 1)
+    inside: Counter[str] = Counter()
+    gpu: Counter[str] = Counter()
+    kernels: dict[str, float] = defaultdict(float)
+    for number, (start, length, name) in enumerate(scopes):
+        inside[name] += length
+        outer = next((other for other in reversed(scopes[:number]) if other[0] + other[1] >= start + length), None)
+        if outer is not None:
+            inside[outer[2]] -= length
+    launches = {event["args"]["correlation"]: event["ts"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")}
+    worked = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in worked:
+        kernels[event["name"][:80]] += event["dur"]
+        gpu[_scope_at(scopes, launches.get(event["args"].get("correlation"), -1.0))] += event["dur"]
+    busy = _union([(event["ts"], event["ts"] + event["dur"]) for event in worked])
+    step = (starts[-1] - starts[0]) / steps if len(starts) > 1 else 0.0
+    longest = sorted(kernels.items(), key=lambda item: -item[1])[:SHOWN]
+
+    def each(total: float) -> float:
+        return round(total / steps / 1000, 4)
+
+    return {
+        "steps": steps,
+        "step": round(step / 1000, 4),
+        "gpu_busy": each(busy),
+        "gpu_idle": round(step / 1000 - each(busy), 4) if worked else None,
+        "scopes": {name: {"cpu": each(inside[name]), "gpu": each(gpu[name])} for name in sorted(inside | gpu)},
+        "kernels": {name: each(total) for name, total in longest},
+    }
+
+
+def _named(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(MARK)]
+
+
+def _scope_at(scopes: list[tuple[float, float, str]], moment: float) -> str:
+    """The innermost scope that was open."""
+    latest = bisect.bisect_right(scopes, (moment, float("inf"), ""))
+    return next((name for start, length, name in reversed(scopes[:latest]) if start + length >= moment), "outside")
+
+
+def _union(spans: list[tuple[float, float]]) -> float:
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--draft")
+    parser.add_argument("--eagle")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--task", type=TaskType, default=TaskType.CHAT)
+    parser.add_argument("--load", type=int, default=1, help="requests at once")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="leave vLLM's defaults (a CPU has no graphs)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="+", choices=sorted(TRIALS))
+    arguments = parser.parse_args()
+    if arguments.here:
+        write(arguments.out / f"profile-{arguments.names[0]}-{arguments.load}.json", profile(arguments, arguments.names[0]))
+        return
+    given = list(itertools.takewhile(lambda word: word not in TRIALS, sys.argv[1:]))
+    paths = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+    for name in arguments.names:
+        ended = subprocess.run([sys.executable, __file__, *given, "--here", name], env=os.environ | {"PYTHONPATH": paths}, check=False)
+        file = arguments.out / f"profile-{name}-{arguments.load}.json"
+        print(f"{name}: {file.read_text() if ended.returncode == 0 else 'FAILED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
