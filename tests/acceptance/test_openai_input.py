@@ -12,7 +12,10 @@ import openai
 import pytest
 from openai.types import Batch
 
+from specbatch.context import opened
+from specbatch.domain import Mode
 from specbatch.lines import MOST_LEVELS
+from specbatch.service import shards
 from tests.server_fixtures import CHAT, MOST_ROWS, Server, jsonl, line, wait_until
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -87,6 +90,18 @@ INVALID: dict[str, tuple[bytes, list[Expected]]] = {
     ),
 }
 
+# OpenAI's words, for those problems that have them.
+MESSAGES = {
+    "not json": "This line is not parseable as valid JSON.",
+    "no custom_id": "Missing required parameter: 'custom_id'.",
+    "no body": "Missing required parameter: 'body'.",
+    "no model": "Model parameter is required.",
+    "no messages": "Messages parameter is required.",
+    "another url": "The URL provided for this request does not match the batch endpoint.",
+    "an unknown model": "The provided model 'gpt-4o' is not supported by the Batch API.",
+    "streaming": "Chat Completions: Streaming is not supported in the Batch API.",
+}
+
 # Lines of a file -> custom_id -> the status of its answer.
 VALID: dict[str, tuple[bytes, dict[str, int]]] = {
     "separators that are no newlines": (
@@ -120,6 +135,17 @@ VALID: dict[str, tuple[bytes, dict[str, int]]] = {
     ),
     "many levels": (jsonl(json.dumps(line("a", x=0)).replace(": 0", ": " + "[" * (MOST_LEVELS - 3) + "]" * (MOST_LEVELS - 3))), {"a": 200}),
     "a long custom_id": (jsonl(line("é" * 512)), {"é" * 512: 200}),
+    "constraints, tools and sampling": (
+        jsonl(
+            *(
+                line(name, structured_outputs={name: value})
+                for name, value in (("regex", "a+"), ("choice", ["a"]), ("grammar", "root ::= 'a'"))
+            ),
+            line("tools", tools=[{"type": "function", "function": {"name": "f"}}], tool_choice="required"),
+            line("sampling", n=2, seed=1, stop=["x"], logprobs=True, top_logprobs=2, presence_penalty=1, logit_bias={"7": -100}),
+        ),
+        {"regex": 200, "choice": 200, "grammar": 200, "tools": 200, "sampling": 200},
+    ),
 }
 
 
@@ -135,7 +161,17 @@ def test_every_offending_line_is_listed(client: openai.OpenAI, submitted: dict[s
     assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
     assert batch.errors is not None
     assert [(error.code, error.param, error.line) for error in batch.errors.data or []] == INVALID[name][1]
-    assert all(error.message for error in batch.errors.data or [])
+    assert all((error.message or "").startswith(MESSAGES.get(name, "")) and error.message for error in batch.errors.data or [])
+
+
+def test_two_models_in_a_file(client: openai.OpenAI, server: Server) -> None:
+    with opened(server.settings) as ctx:
+        shards.alive(ctx, "of another model", model="org/other", names=["other"], modes=[Mode.PLAIN], withheld={}, mode=None)
+    batch = ended(client, submit(client, jsonl(GOOD, line("b", model="other"))))
+    assert batch.errors is not None
+    (error,) = batch.errors.data or []
+    assert (batch.status, error.code, error.param, error.line) == ("failed", "mismatched_model", "body.model", 2)
+    assert error.message == "The model 'other' does not match the rest of the batch, which uses 'default'."
 
 
 @pytest.mark.parametrize("name", VALID)

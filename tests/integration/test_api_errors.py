@@ -41,6 +41,7 @@ def test_unknown_urls(api: TestClient, method: str, path: str) -> None:
         ("DELETE", "/v1/batches/batch_x", "GET"),
         ("GET", "/v1/batches/batch_x/cancel", "POST"),
         ("POST", "/healthz", "GET"),
+        ("OPTIONS", "/v1/models", "GET"),
     ],
 )
 def test_wrong_methods_name_the_right_ones(api: TestClient, method: str, path: str, allowed: str) -> None:
