@@ -42,7 +42,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(heads, config.hidden_size, bias=False)
 
     def forward(self, inputs: torch.Tensor, rotary: Any, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """`inputs`: [rows, anchors, width]. `past`: keys and values, [rows, heads, anchors, size], of the steps before; this one's join them."""
+        """`inputs`: [rows, anchors, width]. `past`: keys and values of the steps before, [rows, heads, anchors, size]."""
         rows, anchors, _ = inputs.shape
         query, key, value = (
             project(inputs).view(rows, anchors, -1, self.size).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)

@@ -123,7 +123,7 @@ def write(
                 return
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # type: ignore[untyped-decorator]
 def _answer(target: Any, tokenizer: Any, asked: list[list[int]], answer: int) -> Text:
     padded = tokenizer.pad({"input_ids": asked}, return_tensors="pt").to(target.device)
     out = target.generate(**padded, do_sample=False, max_new_tokens=answer, pad_token_id=tokenizer.pad_token_id)

@@ -64,7 +64,7 @@ def text(
     """Let the target answer prompts."""
     began = time.monotonic()
     batches = []
-    ways = {"rows": rows, "tokens": tokens, "longest": prompt_tokens, "answer": answer_tokens, "seconds": 60 * minutes}
+    ways: dict[str, Any] = {"rows": rows, "tokens": tokens, "longest": prompt_tokens, "answer": answer_tokens, "seconds": 60 * minutes}
     for batch in written(load(model), AutoTokenizer.from_pretrained(model), prompts(asked), **ways):
         batches.append(batch)
         count = sum(int((each.ends - each.starts).sum()) for each in batches)
@@ -177,7 +177,7 @@ def losses(drafter: Drafter, target: Any, batch: Text, steps: int) -> torch.Tens
     return total
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def acceptance(drafter: Any, target: Any, text: Text, held: torch.Tensor, rows: int, steps: int) -> list[float]:
     """The share of drafts whose first 1, 2, ... tokens are all the target's most likely ones."""
     drafted, accepted = 0, torch.zeros(steps)
