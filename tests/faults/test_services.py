@@ -165,8 +165,8 @@ def _fill_and_free(install: Install, disk: Path) -> None:
     here: Installation = install(url, data_dir=disk)
     here.reconciler()
     worker = here.worker()
-    job_id = here.submit(requests(200))
-    here.until_settled(job_id, 20)
+    job_id = here.submit(requests(200, delay_ms=2000))
+    here.until_holds(worker)
     ballast = disk / "ballast"
     _fill(ballast)
     worker.says("paused:")
@@ -192,10 +192,9 @@ def test_a_full_disk_while_outputs_are_written(install: Install, tmp_path: Path,
     try:
         with tmpfs(tmp_path / "small", 400) as disk:
             here = install(sqlite_url, data_dir=disk)
-            reconciler = here.reconciler()
-            here.worker()
-            job_id = here.submit(requests(50))
-            here.until_settled(job_id, 1)
+            reconciler, worker = here.reconciler(), here.worker()
+            job_id = here.submit(requests(50, delay_ms=2000))
+            here.until_holds(worker)
             ballast = disk / "ballast"
             _fill(ballast)  # the journal, the logs and the database lie elsewhere
             reconciler.says("No room left on the disk")
