@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -39,23 +40,24 @@ BETWEEN = (8, 128)  # held out
 CAPTURED = (1, 2, 4, 5, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 512)
 SCHEDULE = "1-64:4,65-65536:0"
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # this runner captures a standalone draft model; V2 of vLLM 0.33 runs it without graphs
+KS = (1, 2, 3, 4, 5, 8)
+OF_EACH_K = {"ngram": (Mode.NGRAM, {}), "draft": (Mode.DRAFT_MODEL, V1), "eagle": (Mode.EAGLE, {}), "eagle3": (Mode.EAGLE3, {})}
+NGRAM_GPU = "--speculative-config " + shlex.quote(
+    json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2})
+)
 TRIALS: dict[str, tuple[Mode, int, dict[str, str]]] = {
     "plain": (Mode.PLAIN, 0, {}),
-    "plain-v1": (Mode.PLAIN, 0, V1),
-    "ngram-2": (Mode.NGRAM, 2, {}),
-    "ngram-4": (Mode.NGRAM, 4, {}),
-    "ngram-8": (Mode.NGRAM, 8, {}),
-    "ngram-4-schedule": (Mode.NGRAM, 4, {"SPECBATCH_TOKENS_BY_BATCH_SIZE": SCHEDULE}),
-    "draft-2": (Mode.DRAFT_MODEL, 2, V1),
-    "draft-4": (Mode.DRAFT_MODEL, 4, V1),
-    "draft-4-v2": (Mode.DRAFT_MODEL, 4, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    **{f"{name}-{k}": (mode, k, changes) for name, (mode, changes) in OF_EACH_K.items() for k in KS},
     "suffix-16": (Mode.SUFFIX, 16, {}),
-    "eagle-4": (Mode.EAGLE, 4, {}),
-    "eagle3-4": (Mode.EAGLE3, 4, {}),
+    "plain-v1": (Mode.PLAIN, 0, V1),
+    "ngram-4-schedule": (Mode.NGRAM, 4, {"SPECBATCH_TOKENS_BY_BATCH_SIZE": SCHEDULE}),
+    "ngram-4-v1": (Mode.NGRAM, 4, V1),  # on the CPU; V2 of vLLM 0.33 looks up on the GPU, whether it is asked for ngram or for ngram_gpu
+    "ngram-4-gpu-v1": (Mode.NGRAM, 4, V1 | {"SPECBATCH_ENGINE_ARGS": NGRAM_GPU}),
+    "draft-4-v2": (Mode.DRAFT_MODEL, 4, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "eagle-4-v1": (Mode.EAGLE, 4, V1),
+    "eagle3-4-v1": (Mode.EAGLE3, 4, V1),
 }
-TABLED = frozenset(
-    {"plain", "ngram-2", "ngram-4", "ngram-8", "draft-2", "draft-4", "suffix-16", "eagle-4", "eagle3-4"}
-)  # one K each: what `tune` stores
+TABLED = frozenset({"plain", "suffix-16", *(f"{name}-{k}" for name in OF_EACH_K for k in KS)})  # one K each: what `tune` stores
 LOGGED = re.compile(
     r"(GPU KV cache size: [\d,]+ tokens|Available KV cache memory: [\d.]+ GiB|Model loading took [^;\n]+|Graph capturing finished[^\n]+)"
 )
@@ -73,18 +75,17 @@ def environment(arguments: argparse.Namespace, name: str, extra: dict[str, str])
         "SPECBATCH_MAX_MODEL_LEN": "2048",
         "SPECBATCH_MAX_NUM_SEQS": "256",
         "SPECBATCH_GPU_MEMORY_UTILIZATION": "0.85",
-        "SPECBATCH_TOKENS_BY_BATCH_SIZE": "",
-        "SPECBATCH_ENGINE_ARGS": graphs if arguments.graphs else "",
+        "SPECBATCH_TOKENS_BY_BATCH_SIZE": extra.get("SPECBATCH_TOKENS_BY_BATCH_SIZE", ""),
+        "SPECBATCH_ENGINE_ARGS": f"{graphs if arguments.graphs else ''} {extra.get('SPECBATCH_ENGINE_ARGS', '')}".strip(),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
     }
-    return {key: value for key, value in (wanted | extra).items() if value is not None}
+    return {key: value for key, value in (extra | wanted).items() if value is not None}
 
 
 def modes(arguments: argparse.Namespace) -> None:
     for name in arguments.names or TRIALS:
         mode, k, extra = TRIALS[name]
-        loads = [load for load in (*LOADS, *BETWEEN) if load <= arguments.most]
-        points = tuple(Point(task=task, load=load) for load in loads for task in TASKS)
+        points = tuple(Point(task=task, load=int(load)) for load in arguments.loads.split(",") for task in TASKS)
         trial = Trial(
             mode=mode, k=k, points=points, seconds=arguments.seconds, point_seconds=arguments.point_seconds, max_tokens=arguments.tokens
         )
@@ -285,7 +286,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--dtype", default="bfloat16")
         command.add_argument("--seconds", type=float, default=185.0, help="for each engine, its start included")
         command.add_argument("--point-seconds", type=float, default=12.0)
-        command.add_argument("--most", type=int, default=max(LOADS), help="the largest load")
+        command.add_argument("--loads", default=",".join(map(str, (*LOADS, *BETWEEN))), help="in this order, separated by commas")
         command.add_argument("--rows", type=int, default=1500)
         command.add_argument("--tokens", type=int, default=workload.MAX_TOKENS)
         command.add_argument("--timeout", type=float, default=400.0)
