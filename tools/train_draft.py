@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,9 +35,10 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The target's folder.")]
 Out = Annotated[Path, typer.Option(help="Where to write.")]
 Minutes = Annotated[float, typer.Option(min=0.01, help="How long to go on.")]
-Source = Annotated[Path, typer.Option(exists=True, help="What `text` wrote.")]
+Source = Annotated[Path, typer.Option("--text", exists=True, help="What `text` wrote.")]
 Rows = Annotated[int, typer.Option(min=1, help="Rows of a batch.")]
 Rate = Annotated[float, typer.Option(help="The highest learning rate.")]
+Batches = Annotated[int | None, typer.Option(min=1, help="Stop after so many, where the minutes are not over.")]
 Steps = Annotated[int, typer.Option(min=1, help="Draft positions to train for, and to report.")]
 
 
@@ -77,10 +79,11 @@ def text(
 @app.command()
 def head(
     model: Model,
-    source: Annotated[Path, typer.Option("--text", exists=True, help="What `text` wrote.")],
+    source: Source,
     out: Out,
     generation: Annotated[int, typer.Option(help="1: EAGLE, 3: EAGLE-3.")] = 3,
     minutes: Minutes = 4.0,
+    batches: Batches = None,
     rows: Rows = 32,
     lr: Rate = 3e-4,
     steps: Steps = 4,
@@ -89,16 +92,18 @@ def head(
     """Train an EAGLE head."""
     torch.manual_seed(seed)
     target = load(model)
-    train(EagleHead(target, generation), target, Text.load(source), out, minutes=minutes, rows=rows, lr=lr, steps=steps, unrolled=steps)
+    schedule = Schedule(minutes, batches, rows, lr, steps, unrolled=steps)
+    train(EagleHead(target, generation), target, Text.load(source), out, schedule)
 
 
 @app.command()
 def draft(
     model: Model,
-    source: Annotated[Path, typer.Option("--text", exists=True, help="What `text` wrote.")],
+    source: Source,
     out: Out,
     layers: Annotated[int, typer.Option(min=1, help="How many of the target's layers to begin with.")] = 4,
     minutes: Minutes = 4.0,
+    batches: Batches = None,
     rows: Rows = 32,
     lr: Rate = 5e-4,
     steps: Steps = 4,
@@ -107,25 +112,39 @@ def draft(
     """Distil a standalone draft."""
     torch.manual_seed(seed)
     target = load(model)
-    train(
-        StandaloneDraft(target, layers, model), target, Text.load(source), out, minutes=minutes, rows=rows, lr=lr, steps=steps, unrolled=1
-    )
+    train(StandaloneDraft(target, layers, model), target, Text.load(source), out, Schedule(minutes, batches, rows, lr, steps, unrolled=1))
 
 
-def train(drafter: Any, target: Any, text: Text, out: Path, *, minutes: float, rows: int, lr: float, steps: int, unrolled: int) -> None:
-    """AdamW on a cosine over the minutes; the loss is the cross-entropy of the target's distribution over `unrolled` positions."""
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    minutes: float
+    batches: int | None
+    rows: int
+    lr: float
+    steps: int
+    unrolled: int
+
+    def share(self, began: float, done: int) -> float:
+        """How much of it is over, from 0 to 1."""
+        return max((time.monotonic() - began) / 60 / self.minutes, done / self.batches if self.batches else 0.0)
+
+
+def train(drafter: Any, target: Any, text: Text, out: Path, schedule: Schedule) -> None:
+    """AdamW on a cosine; the loss is the cross-entropy of the target's distribution over the `unrolled` first draft positions."""
+    rows, steps = schedule.rows, schedule.steps
     drafter.to(device())
     order = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
-    held, kept = order.split([max(1, min(HELD_OUT, len(text) // 8)), len(text) - max(1, min(HELD_OUT, len(text) // 8))])
+    apart = max(1, min(HELD_OUT, len(text) // 8))
+    held, kept = order[:apart], order[apart:]
     before = acceptance(drafter, target, text, held, rows, steps)
     learning = [weight for weight in drafter.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    began, seconds, done = time.monotonic(), 60 * minutes, 0
+    optimizer = torch.optim.AdamW(learning, lr=schedule.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    began, done = time.monotonic(), 0
     lately: Any = 0.0
     batches = shuffled(text, kept, rows)
-    while (share := (time.monotonic() - began) / seconds) < 1:
-        optimizer.param_groups[0]["lr"] = lr * min(1.0, share / WARM) * (0.5 + 0.5 * math.cos(math.pi * share))
-        loss = losses(drafter, target, text.take(next(batches), device()), unrolled)
+    while (share := schedule.share(began, done)) < 1:
+        optimizer.param_groups[0]["lr"] = schedule.lr * min(1.0, share / WARM) * (0.5 + 0.5 * math.cos(math.pi * share))
+        loss = losses(drafter, target, text.take(next(batches), device()), schedule.unrolled)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimizer.step()
