@@ -20,17 +20,11 @@ from worker.verify import verify
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(600),  # six engines start, one after the other
+    pytest.mark.timeout(600),  # five engines start, one after the other
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 TinyModel = Callable[[str, Callable[[Path], Path]], Path]
-SEEDS = "vLLM 0.32 does not repeat a seeded text when its drafts are drawn by chance (draft_sample_method probabilistic): verify says so"
-HONEST = (
-    "target as its own draft",
-    pytest.param("noisy draft", marks=pytest.mark.xfail(reason=SEEDS, strict=False)),
-    "eagle",
-    "eagle3",
-)
+HONEST = ("target as its own draft", "noisy draft", "eagle", "eagle3")
 
 
 class Tampered:
@@ -42,33 +36,54 @@ class Tampered:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    async def start(self) -> None:
+        """It runs already: another mode's engine, kept."""
+
     async def answer(self, request_id: str, endpoint: str, body: dict[str, Any]) -> Reply:
         kept = {key: value for key, value in body.items() if key != "repetition_penalty"}
         warmth = {"temperature": 3 * body["temperature"]} if body.get("top_k") != 1 else {}
         return await self._engine.answer(request_id, endpoint, kept | warmth)
 
 
+class Kept:
+    """An engine that runs on when its interview is over."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def stop(self) -> None: ...
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory, looping_llama: Path, tiny_model: TinyModel) -> dict[str, ModeReport]:
-    """One plain run, and each mode against it."""
+    """One plain run, and each mode against it. The engine that is tampered with is the one that was honest before."""
     noisy = tiny_model("noisy-looping", lambda folder: copy_with_noise(looping_llama, folder))
     eagle = tiny_model("eagle-looping", lambda folder: write_eagle(looping_llama, folder))
     eagle3 = tiny_model("eagle3-looping", lambda folder: write_eagle(looping_llama, folder, generation=3))
     tries: dict[str, tuple[Mode, dict[str, str]]] = {
-        "target as its own draft": (Mode.DRAFT_MODEL, {"draft": str(looping_llama)}),
-        "noisy draft": (Mode.DRAFT_MODEL, {"draft": str(noisy), "draft_sample_method": "probabilistic"}),
+        "target as its own draft": (Mode.DRAFT_MODEL, {"draft": str(looping_llama), "draft_sample_method": "greedy"}),
+        "tampered": (Mode.DRAFT_MODEL, {}),
+        "noisy draft": (Mode.DRAFT_MODEL, {"draft": str(noisy)}),
         "eagle": (Mode.EAGLE, {"eagle": str(eagle)}),
         "eagle3": (Mode.EAGLE3, {"eagle": str(eagle3)}),
-        "tampered": (Mode.NGRAM, {}),
     }
     left = list(tries.items())
+    kept: list[Kept] = []
 
     def built(settings: Settings, mode: Mode) -> Any:
         if mode is Mode.PLAIN:
             return build(settings, mode)
         name, (_, changes) = left.pop(0)
+        if name == "tampered":
+            return Tampered(kept.pop().engine)
         engine = build(settings.model_copy(update=changes), mode)
-        return Tampered(engine) if name == "tampered" else engine
+        if left and left[0][0] == "tampered":
+            kept.append(Kept(engine))
+            return kept[0]
+        return engine
 
     settings = Settings(
         data_dir=tmp_path_factory.mktemp("verify"),
@@ -77,6 +92,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory, looping_llama: Path, tiny_
         cpu_kv_cache_gib=0.25,
         logprobs_mode="processed_logprobs",
         tool_call_parser="hermes",
+        draft_sample_method="probabilistic",
     )
     parameters = Parameters(modes=tuple(mode for mode, _ in tries.values()), n=4, seeds=48)
     report = asyncio.run(verify(built, settings, parameters, lambda message: None))
@@ -89,8 +105,17 @@ def test_a_mode_changes_nothing(reports: dict[str, ModeReport], name: str) -> No
     assert found.lossless, [(case.name, case.differences) for case in found.cases if case.faults]
     for case in found.cases:
         assert case.compared > 0, (case.name, case.note)
-        assert case.note is None, case.name
+        assert case.note is None or (name, case.name) == ("noisy draft", "seeds"), case.name
     assert sum(case.near_ties for case in found.cases) <= 2, "float32 leaves few of them"
+
+
+def test_drafts_by_chance_do_not_repeat_a_seeds_text_and_it_is_told(reports: dict[str, ModeReport]) -> None:
+    """vLLM 0.32, draft_sample_method probabilistic. Policy sends seeded rows to plain."""
+    seeds = reports["noisy draft"].cases[-1]
+    assert seeds.name == "seeds"
+    assert seeds.identical is not None
+    assert seeds.identical < seeds.compared
+    assert "drawn by chance, so seeds do not repeat" in (seeds.note or "")
 
 
 def test_the_targets_own_drafts_are_all_accepted(reports: dict[str, ModeReport]) -> None:
