@@ -8,7 +8,7 @@
 #   bash benchmarks/gpu_session.sh modes plain ngram-4      engines side by side; LOADS=1,4,16 for fewer points
 #   bash benchmarks/gpu_session.sh bulk generate system     ROWS mixed rows at once (1500)
 #   bash benchmarks/gpu_session.sh tune MINUTES             `specbatch tune`; goes on where an earlier one ended
-#   bash benchmarks/gpu_session.sh bench MINUTES            `specbatch bench` from the points of `tune`: Markdown, JSON, PNG
+#   bash benchmarks/gpu_session.sh bench MINUTES            `specbatch bench`, with the points of `tune`: Markdown, JSON, PNG
 #   python benchmarks/gpu_modes.py report benchmarks/results/DEVICE          the tables, anywhere
 #
 # The host has Python 3.12, torch 2.11, transformers and the usual scientific packages. Beyond the kit, wheels for cp312 must travel in WHEELS

@@ -103,7 +103,7 @@ def write(
 ) -> Iterator[Text]:
     """Batches of `rows` answers of at most `answer` ids to prompts of at most `longest` ids, until `tokens` ids are written or the time is
     over. `target` is a transformers model."""
-    tokenizer.padding_side = "left"
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
     until, written, longer = time.monotonic() + seconds, 0, 0
     while True:
         pool: list[list[int]] = []

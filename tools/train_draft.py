@@ -85,7 +85,7 @@ def head(
     minutes: Minutes = 4.0,
     batches: Batches = None,
     rows: Rows = 32,
-    lr: Rate = 5e-4,
+    lr: Rate = 1e-3,
     steps: Steps = 4,
     seed: int = 0,
 ) -> None:
@@ -177,7 +177,7 @@ def shuffled(text: Text, kept: torch.Tensor, rows: int) -> Any:
 def compared(drafter: Drafter, target: Any, batch: Text, steps: int) -> Any:
     """For each draft position: logits of draft and target, [anchors, vocabulary], and which anchors they are, [rows, length - steps]."""
     with torch.no_grad():
-        states = target.model(batch.tokens, output_hidden_states=True).hidden_states
+        states = target.model(batch.tokens, output_hidden_states=True, use_cache=False).hidden_states
     anchors = batch.tokens.shape[1] - steps
     places = torch.arange(anchors, device=batch.tokens.device)
     for step, features in enumerate(drafter.drafts(batch.tokens, states, steps)):
