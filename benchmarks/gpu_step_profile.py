@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -154,48 +154,57 @@ def _prompt(llm: Any, messages: list[dict[str, str]]) -> Any:
 
 
 def read(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """A chrome trace of torch's profiler, in milliseconds a step; its own times are microseconds."""
-    scopes = sorted((event["ts"], event["dur"], event["name"].removeprefix(MARK)) for event in _named(events))
-    starts = [start for start, _, name in scopes if name == "schedule"]
-    steps = max(len(starts) - 1, 1)
-    inside: Counter[str] = Counter()
+    """A chrome trace of torch's profiler, in milliseconds a step; its own times are microseconds. From the first scheduling to the last."""
+    scopes = sorted((event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(MARK)), key=_start)
+    steps = [_start(event) for event in scopes if event["name"] == MARK + "schedule"]
+    if len(steps) < 2:
+        raise SystemExit("the trace holds no two steps")
+    first, last, count = steps[0], steps[-1], len(steps) - 1
+    cpu: Counter[str] = Counter()
     gpu: Counter[str] = Counter()
-    kernels: dict[str, float] = defaultdict(float)
-    for number, (start, length, name) in enumerate(scopes):
-        inside[name] += length
-        outer = next((other for other in reversed(scopes[:number]) if other[0] + other[1] >= start + length), None)
-        if outer is not None:
-            inside[outer[2]] -= length
-    launches = {event["args"]["correlation"]: event["ts"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")}
-    worked = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    for event in worked:
-        kernels[event["name"][:80]] += event["dur"]
-        gpu[_scope_at(scopes, launches.get(event["args"].get("correlation"), -1.0))] += event["dur"]
-    busy = _union([(event["ts"], event["ts"] + event["dur"]) for event in worked])
-    step = (starts[-1] - starts[0]) / steps if len(starts) > 1 else 0.0
-    longest = sorted(kernels.items(), key=lambda item: -item[1])[:SHOWN]
+    kernels: Counter[str] = Counter()
+    for number, event in enumerate(scopes):
+        if first <= _start(event) < last:
+            cpu[_scope(event)] += event["dur"]
+            outer = _open(scopes[:number], event)
+            if outer is not None:
+                cpu[_scope(outer)] -= event["dur"]
+    launches = {event["args"]["correlation"]: event for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver")}
+    spans = []
+    for event in events:
+        launch = launches.get(event["args"].get("correlation")) if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") else None
+        if launch is not None and first <= _start(launch) < last:
+            outer = _open(scopes[: bisect.bisect_right(scopes, _start(launch), key=_start)], launch)
+            gpu["outside" if outer is None else _scope(outer)] += event["dur"]
+            kernels[event["name"][:80]] += event["dur"]
+            spans.append((_start(event), _start(event) + event["dur"]))
+    busy = _union(spans)
 
     def each(total: float) -> float:
-        return round(total / steps / 1000, 4)
+        return round(total / count / 1000, 4)
 
     return {
-        "steps": steps,
-        "step": round(step / 1000, 4),
-        "gpu_busy": each(busy),
-        "gpu_idle": round(step / 1000 - each(busy), 4) if worked else None,
-        "scopes": {name: {"cpu": each(inside[name]), "gpu": each(gpu[name])} for name in sorted(inside | gpu)},
-        "kernels": {name: each(total) for name, total in longest},
+        "steps": count,
+        "step": each(last - first),
+        "gpu_busy": each(busy) if spans else None,
+        "gpu_idle": each(last - first - busy) if spans else None,
+        "scopes": {name: {"cpu": each(cpu[name]), "gpu": each(gpu[name])} for name in sorted(cpu | gpu)},
+        "kernels": {name: each(total) for name, total in kernels.most_common(SHOWN)},
     }
 
 
-def _named(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(MARK)]
+def _start(event: dict[str, Any]) -> float:
+    return float(event["ts"])
 
 
-def _scope_at(scopes: list[tuple[float, float, str]], moment: float) -> str:
-    """The innermost scope that was open."""
-    latest = bisect.bisect_right(scopes, (moment, float("inf"), ""))
-    return next((name for start, length, name in reversed(scopes[:latest]) if start + length >= moment), "outside")
+def _scope(event: dict[str, Any]) -> str:
+    return str(event["name"]).removeprefix(MARK)
+
+
+def _open(scopes: list[dict[str, Any]], inner: dict[str, Any]) -> dict[str, Any] | None:
+    """The innermost of the scopes, sorted by start, that this event of the same thread lies in."""
+    around = (scope for scope in reversed(scopes) if scope["tid"] == inner["tid"] and _start(scope) + scope["dur"] >= _start(inner))
+    return next(around, None)
 
 
 def _union(spans: list[tuple[float, float]]) -> float:
