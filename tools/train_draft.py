@@ -198,20 +198,27 @@ def losses(drafter: Drafter, target: Any, batch: Text, steps: int) -> torch.Tens
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def acceptance(drafter: Any, target: Any, text: Text, held: torch.Tensor, rows: int, steps: int) -> list[float]:
-    """The share of drafts whose first 1, 2, ... tokens are all the target's most likely ones."""
-    drafted, accepted = 0, torch.zeros(steps)
+    """The share of drafts whose first 1, 2, ... tokens are all the target's most likely ones. A draft begins where the one before ended, as
+    vLLM drafts: after what was accepted and the target's own next token."""
+    drafted, accepted = 0, [0] * steps
     with torch.autocast(device().type, torch.bfloat16, enabled=device().type == "cuda"):
         for part in held.split(rows):
             batch = text.take(part, device())
             right: Any = True
-            for step, (ours, theirs, answered) in enumerate(compared(drafter, target, batch, steps)):
+            run: Any = 0
+            for ours, theirs, answered in compared(drafter, target, batch, steps):
                 hits = torch.zeros_like(answered)
                 hits[answered] = ours.argmax(-1) == theirs.argmax(-1)
                 right = hits & right
-                whole = (torch.arange(answered.shape[1], device=answered.device) + steps + 1) < batch.ends[:, None]
-                accepted[step] += int((right & whole).sum())
-            drafted += int((answered & whole).sum())
-    return [round(share, 4) for share in (accepted / max(drafted, 1)).tolist()]
+                run = run + right.int()
+            for lengths, start, end in zip(run.tolist(), batch.starts.tolist(), batch.ends.tolist(), strict=True):
+                place = start - 1
+                while place + steps + 1 < end:
+                    drafted += 1
+                    for step in range(lengths[place]):
+                        accepted[step] += 1
+                    place += lengths[place] + 1
+    return [round(count / max(drafted, 1), 4) for count in accepted]
 
 
 if __name__ == "__main__":

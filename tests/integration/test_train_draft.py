@@ -58,7 +58,7 @@ def test_a_trained_head_drafts_in_vllm_as_well_as_training_said(tmp_path: Path, 
     fast = ("--minutes", 10, "--batches", 120, "--rows", 16, "--lr", 0.003, "--steps", K)
     told = tool("head", looping_llama, "--text", text, "--out", head, "--generation", 1, *fast)
     untrained, trained = sum(told["untrained"]) / K, sum(told["trained"]) / K
-    settings = Settings(data_dir=tmp_path, model=str(looping_llama), eagle=str(head), draft_tokens=K)
+    settings = Settings(data_dir=tmp_path, model=str(looping_llama), eagle=str(head), draft_tokens=K, dtype="float32")
     measured = asyncio.run(acceptance(settings, asked[1:24:2]))
     assert measured > untrained + 0.2
     assert measured == pytest.approx(trained, abs=0.15)
