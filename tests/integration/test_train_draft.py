@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 K = 2
 pytestmark = [
     pytest.mark.vllm,
+    pytest.mark.timeout(300),  # three processes that load torch, one after the other
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
 
@@ -53,9 +54,9 @@ def test_a_trained_head_drafts_in_vllm_as_well_as_training_said(tmp_path: Path, 
     asked = [line[start : start + 24] for line in CORPUS.strip().splitlines() for start in range(0, len(line) - 24, 4)]
     prompts, text, head = tmp_path / "prompts.txt", tmp_path / "text.safetensors", tmp_path / "head"
     prompts.write_text("\n".join(asked[::2]))
-    short = ("--tokens", 8000, "--rows", 32, "--prompt-tokens", 64, "--answer-tokens", 32)
+    short = ("--tokens", 6000, "--rows", 32, "--prompt-tokens", 64, "--answer-tokens", 32)
     tool("text", looping_llama, "--out", text, "--prompts", prompts, *short)
-    fast = ("--minutes", 10, "--batches", 120, "--rows", 16, "--lr", 0.003, "--steps", K)
+    fast = ("--minutes", 10, "--batches", 80, "--rows", 16, "--lr", 0.003, "--steps", K)
     told = tool("head", looping_llama, "--text", text, "--out", head, "--generation", 1, *fast)
     untrained, trained = sum(told["untrained"]) / K, sum(told["trained"]) / K
     settings = Settings(data_dir=tmp_path, model=str(looping_llama), eagle=str(head), draft_tokens=K, dtype="float32")
