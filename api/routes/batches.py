@@ -25,6 +25,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 NDJSON = "application/x-ndjson"
 FOLLOW_ROWS = 200
 FOLLOW_SECONDS = 0.5
+LAST_SEQUENCE = 2**53 - 1  # the largest integer that every JSON reader keeps; a page behind it still fits the database's own
 
 IdempotencyKey = Annotated[
     str | None,
@@ -67,7 +68,7 @@ def read_results(
     ctx: Ctx,
     request: Request,
     batch_id: BatchId,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Results behind this sequence number.")] = 0,
+    after: Annotated[int, Query(ge=0, le=LAST_SEQUENCE, description="Results behind this sequence number.")] = 0,
     limit: Annotated[int, Query(ge=1, le=1000, description="Of a page; a stream has none.")] = 100,
     accept: Annotated[str, Header(description=f"{NDJSON} follows the batch until it ends, a result a line.")] = "application/json",
 ) -> Response:

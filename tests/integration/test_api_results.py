@@ -52,11 +52,19 @@ def test_results_of_rows_that_never_ran_say_so(api: TestClient, desk: Desk, uplo
     assert result["error"]["code"] == "batch_cancelled"
 
 
-@pytest.mark.parametrize(("query", "param"), [({"after": -1}, "after"), ({"limit": 0}, "limit"), ({"limit": 1001}, "limit")])
+@pytest.mark.parametrize(
+    ("query", "param"), [({"after": -1}, "after"), ({"after": 2**53}, "after"), ({"limit": 0}, "limit"), ({"limit": 1001}, "limit")]
+)
 def test_bad_result_queries(api: TestClient, upload: Upload, create: Create, query: dict[str, int], param: str) -> None:
     batch_id = create(upload(line("a")))["id"]
     response = api.get(f"/v1/batches/{batch_id}/results", params=query)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_page_far_behind_the_last_result_is_empty(api: TestClient, upload: Upload, create: Create) -> None:
+    batch_id = create(upload(line("a")))["id"]
+    page = api.get(f"/v1/batches/{batch_id}/results", params={"after": 2**53 - 1, "limit": 1000}).json()
+    assert (page["data"], page["last_sequence"], page["has_more"]) == ([], 2**53 - 1, False)
 
 
 def test_a_stream_of_results_ends_with_the_batch(api: TestClient, desk: Desk, upload: Upload, create: Create) -> None:
