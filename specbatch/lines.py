@@ -166,6 +166,11 @@ def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Itera
     for name in ENDPOINTS[endpoint]:
         if body.get(name) is None:
             yield Problem("invalid_request", f"{name.capitalize()} parameter is required.", f"body.{name}", number)
+    for name in body:
+        if name.startswith("guided_"):
+            kind = name.removeprefix("guided_")
+            said = f'vLLM no longer reads {name} and would answer without it: write "structured_outputs": {{"{kind}": ...}} instead.'
+            yield Problem("unsupported_parameter", said, f"body.{name}", number)
     if body.get("stream"):
         yield Problem("streaming_unsupported", "Chat Completions: Streaming is not supported in the Batch API.", "body.stream", number)
 

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
         "raw_logprobs", description="Log probabilities that a request gets: the model's, or after penalties, temperature and masks."
     )
     quantization: str | None = None
-    tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice auto needs it.")
+    tool_call_parser: str | None = Field(None, description="vLLM's parser of tool calls, for example hermes; tool_choice needs it.")
     reasoning_parser: str | None = Field(None, description="vLLM's parser of the model's reasoning, for example qwen3.")
 
     engine_args: str = Field("", description="Further words of vLLM's command line, as `vllm serve` takes them; they win.")

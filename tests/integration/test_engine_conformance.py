@@ -187,12 +187,15 @@ def test_a_tool_that_must_be_called_is_called(engine: RunningEngine) -> None:
 
 def test_a_tool_that_must_not_be_called_is_not(engine: RunningEngine) -> None:
     unknown = {"type": "function", "function": {"name": "paint"}}
-    free, refused = together(engine, (chat(tools=[TOOL], tool_choice=choice, max_tokens=4) for choice in ("none", unknown)))
+    nameless = chat(tools=[{"type": "function"}], tool_choice=unknown, max_tokens=4)
+    calls = (chat(tools=[TOOL], tool_choice=choice, max_tokens=4) for choice in ("none", unknown))
+    free, refused, stumbled = together(engine, [*calls, nameless])
     message = ChatCompletion.model_validate(free.body).choices[0].message
     assert message.content
     assert not message.tool_calls
     if engine.kind == "vllm":
         assert (refused.status_code, refused.body["error"]["param"]) == (400, "tool_choice")
+        assert stumbled.status_code == 400, stumbled.body
 
 
 def test_penalties_change_what_is_said(engine: RunningEngine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.lines import answer, compact, dump
+from specbatch.lines import answer, compact, dump, parse
 
 BODIES: list[Any] = [
     {"text": 'a "quoted"\nline\r\u2028 and \\ and \0 and \u00e9 \U0001f600'},
@@ -55,3 +55,12 @@ def test_what_json_does_not_know_is_refused(value: object) -> None:
 def test_what_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(TypeError):
         compact(value)
+
+
+@pytest.mark.parametrize("name", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
+def test_a_constraint_that_vllm_would_ignore_is_refused(name: str) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "a"}], name: "b"}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}).encode()
+    _, (problem,) = parse(line, 3, "/v1/chat/completions", 10_000)
+    assert (problem.code, problem.param, problem.line) == ("unsupported_parameter", f"body.{name}", 3)
+    assert '"structured_outputs": {"' + name.removeprefix("guided_") in problem.message

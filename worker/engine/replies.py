@@ -50,5 +50,10 @@ def invalid_body(wrong: ValidationError) -> Reply:
     return error_reply(HTTPStatus.BAD_REQUEST, "; ".join(said[:5]), param=param)
 
 
+def unreadable_body(slip: Exception) -> Reply:
+    """400 for a body on which a validator stumbled instead of saying what it lacks."""
+    return error_reply(HTTPStatus.BAD_REQUEST, f"This request is malformed: reading it failed with {type(slip).__name__}: {slip}.")
+
+
 def _place(loc: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in loc) + ": " if loc else ""

@@ -25,7 +25,15 @@ from worker.engine.arguments import RUNNER, arguments, environment
 from worker.engine.base import EngineDied, EngineStatus
 from worker.engine.measuring import client_body, measure
 from worker.engine.memory import Processes
-from worker.engine.replies import MODEL_NOT_FOUND, error_reply, invalid_body, missing_content, streaming, unknown_endpoint
+from worker.engine.replies import (
+    MODEL_NOT_FOUND,
+    error_reply,
+    invalid_body,
+    missing_content,
+    streaming,
+    unknown_endpoint,
+    unreadable_body,
+)
 
 GIVEN = frozenset(os.environ)  # what the user has set; an earlier engine of this process may be overridden
 ARGUMENT_PARSERS = ("vllm.entrypoints.common.cli_args", "vllm.entrypoints.launchers.cli_args")  # 0.33, 0.32
@@ -75,9 +83,12 @@ class VllmEngine:
             return refusal
         try:
             request = served.request.validate_python(body | {"request_id": request_id})
-            answered = await served.serve(request)
         except ValidationError as wrong:
             return invalid_body(wrong)
+        except Exception as slip:  # vLLM's own validators stumble over some malformed bodies
+            return unreadable_body(slip)
+        try:
+            answered = await served.serve(request)
         except Exception as failed:
             answered = _error_object(failed)
         task = asyncio.current_task()
