@@ -7,7 +7,7 @@ greedy requests. Its scopes are set here, around methods of vLLM's scheduler and
 worker extension. Kernels of a CUDA graph count for the scope that launched the graph.
 
 Writes DIR/profile-NAME.json, milliseconds a step: `scopes` (`cpu`: in the scope and in none inside it; `gpu`: kernels launched in it),
-`step` (from one scheduling to the next), `gpu_busy`, `gpu_idle` (the step without it), and `kernels`, the longest by name.
+`step` (from one to the next), `gpu_busy`, `gpu_idle` (the step without it), and `kernels`, the longest by name.
 Profiling slows the CPU's side down: `unprofiled_step` is the same engine's without it.
 """
 
@@ -154,9 +154,11 @@ def _prompt(llm: Any, messages: list[dict[str, str]]) -> Any:
 
 
 def read(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """A chrome trace of torch's profiler, in milliseconds a step; its own times are microseconds. From the first scheduling to the last."""
+    """A chrome trace of torch's profiler, in milliseconds a step; its own times are microseconds. Whole steps only."""
     scopes = sorted((event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith(MARK)), key=_start)
-    steps = [_start(event) for event in scopes if event["name"] == MARK + "schedule"]
+    names = {_scope(event) for event in scopes}
+    once = "schedule" if "schedule" in names else "after"  # a worker of its own, as on a CPU, has no scheduler
+    steps = [_start(event) for event in scopes if _scope(event) == once]
     if len(steps) < 2:
         raise SystemExit("the trace holds no two steps")
     first, last, count = steps[0], steps[-1], len(steps) - 1
