@@ -19,6 +19,7 @@ import importlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -127,25 +128,31 @@ def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         **device,
     )
     marked = llm.collective_rpc("mark_scopes")[0]
-    parameters = SamplingParams(temperature=0, max_tokens=(SKIPPED + TRACED) * (k + 2), ignore_eos=True)
+    parameters = SamplingParams(temperature=0, max_tokens=(SKIPPED + 2 * TRACED) * (k + 2), ignore_eos=True)
     asked = [body["messages"] for body in itertools.islice(workload.requests(arguments.task), arguments.load)]
     for number, messages in enumerate(asked):
         llm.llm_engine.add_request(str(number), _prompt(llm, messages), parameters)
-    for _ in range(SKIPPED):
-        llm.llm_engine.step()
-    began, steps = time.monotonic(), TRACED
-    for _ in range(TRACED):
-        llm.llm_engine.step()
-    unprofiled = (time.monotonic() - began) / steps
+    _step(llm, SKIPPED)
+    began = time.monotonic()
+    unprofiled = _step(llm, TRACED) and (time.monotonic() - began) / TRACED
     llm.start_profile()
-    for _ in range(TRACED):
-        llm.llm_engine.step()
+    _step(llm, TRACED)
     llm.stop_profile()
     (file,) = traces.glob("**/*.json")
     measured = read(json.loads(file.read_text())["traceEvents"])
+    shutil.rmtree(traces)
     return {"name": name, "mode": mode, "k": k, "load": arguments.load, "task": arguments.task, "scopes_found": marked} | (
-        measured | {"unprofiled_step": 1000 * unprofiled}
+        measured | {"unprofiled_step": round(1000 * unprofiled, 4)}
     )
+
+
+def _step(llm: Any, steps: int) -> bool:
+    """Whether there was work for all of them: a step without any would wait for ever."""
+    for _ in range(steps):
+        if not llm.llm_engine.has_unfinished_requests():
+            return False
+        llm.llm_engine.step()
+    return True
 
 
 def _prompt(llm: Any, messages: list[dict[str, str]]) -> Any:
