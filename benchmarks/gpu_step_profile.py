@@ -57,7 +57,7 @@ SCOPES = {  # of vLLM's classes, the methods; a release or runner without one is
     },
     "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator:TargetDependentARSpeculator": {"propose": "draft"},
     "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator": {"propose": "draft"},
-    "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramSpeculator": {"propose": "draft"},
+    "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": {"propose": "draft"},
 }
 MARK = "specbatch: "
 
