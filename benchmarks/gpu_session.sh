@@ -93,7 +93,7 @@ train) train "${@:2}" ;;
 tune) tuned "$@" ;;
 bench) tuned "$@" --output "$out/bench" ;;
 *)
-    sed -n '2,20p' "$0"
+    sed -n '2,/^set/{/^#/p}' "$0"
     exit 2
     ;;
 esac 2>&1 | tee -a "$out/session.log"
