@@ -69,7 +69,7 @@ class Observer:
 def _named(process: psutil.Process) -> str:
     words = process.cmdline()
     if "-m" in words:
-        module = words[words.index("-m") + 1]
+        module: str = words[words.index("-m") + 1]
         return {"worker.reconciler": "reconciler", "sampled_worker": "worker"}.get(module, module)
     joined = " ".join(words)
     for mark, name in (("valkey", "valkey"), ("postgres", "postgres"), ("EngineCore", "vllm engine"), ("resource_tracker", "python")):

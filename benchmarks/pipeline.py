@@ -131,7 +131,8 @@ def _play(role: str, folder: Path) -> None:
 
         files = ["-i", str(folder / "requests.jsonl"), "-o", str(folder / "out.jsonl")]
         parsed, _ = make_arg_parser(FlexibleArgumentParser()).parse_known_args([*files, *words])
-        return asyncio.run(run_batch(parsed))
+        asyncio.run(run_batch(parsed))
+        return
     from vllm import LLM, SamplingParams
     from vllm.engine.arg_utils import EngineArgs
 
@@ -217,13 +218,13 @@ def _said(way: str, run: dict[str, Any]) -> dict[str, Any]:
 
 def _compared(found: dict[str, list[dict[str, Any]]], asked: argparse.Namespace) -> dict[str, Any]:
     """Medians, and the product's rate over each of the others'."""
-    ways = {}
+    ways: dict[str, dict[str, Any]] = {}
     for way, runs in found.items():
         seconds = {name: statistics.median(run[name] for run in runs) for name in ("seconds", "from_start_seconds") if name in runs[0]}
         tokens = statistics.median(run["tokens"] for run in runs)
         main = seconds.get("seconds", seconds["from_start_seconds"])
         rates = {"rows_per_second": round(asked.rows / main, 3), "tokens_per_second": round(tokens / main, 2)}
-        ways[way] = {**rates, **seconds, "tokens": tokens}
+        ways[way] = rates | {str(name): value for name, value in seconds.items()} | {"tokens": tokens}
     ratios = {
         way: {
             "of_generate": round(ways["generate"]["seconds"] / each["seconds"], 3),

@@ -22,5 +22,5 @@ def noted(counts: Counts, scheduler_stats: Any, iteration_stats: Any) -> None:
 
 if __name__ == "__main__":
     with open(os.environ[SAMPLES_VARIABLE], "ab", buffering=0) as samples:  # noqa: PTH123
-        Counts.count = noted  # type: ignore[method-assign]
+        Counts.count = noted  # type: ignore[method-assign, assignment]
         sys.exit(main())
