@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
@@ -11,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from specbatch import compat
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
-from specbatch.serving import MAX_NUM_SEQS
+from specbatch.serving import MAX_NUM_SEQS, device_memory_bytes
 from specbatch.settings import BUILTIN_FOLDER, BUILTIN_MODEL, Settings
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
@@ -42,16 +43,35 @@ def check(settings: Settings, target: str, draft: str, mode: Mode, *, device_mem
     )
 
 
+def misfits(settings: Settings, model: str, modes: Iterable[Mode]) -> dict[Mode, str]:
+    """Mode -> what keeps its draft or head from this model, as far as the files on this machine tell: nothing is fetched."""
+    target = _local(settings, model)
+    found = {}
+    for mode in modes:
+        second = second_model(settings, mode)
+        if second is not None and compat.cached(target) and compat.cached(second):
+            try:
+                refusal = check(settings, target, second, mode, device_memory_bytes=device_memory_bytes()).refusal
+            except UsageError as wrong:
+                refusal = wrong.message
+            if refusal:
+                found[mode] = refusal
+    return found
+
+
 def demand(settings: Settings, model: str, mode: Mode) -> compat.Demand | None:
     """What a mode takes of each device. None where its models' files are not on this machine: nothing is fetched."""
-    target = str(settings.cache_dir / BUILTIN_FOLDER) if model == BUILTIN_MODEL else model
     second = second_model(settings, mode)
     try:
-        models = [(compat.locate(target), settings.tensor_parallel_size)]
+        models = [(compat.locate(_local(settings, model)), settings.tensor_parallel_size)]
         models += [(compat.locate(second), draft_tensor_parallel(settings))] if second else []
         return compat.demand(models, dtype=settings.dtype, max_model_len=settings.max_model_len)
     except UsageError:
         return None
+
+
+def _local(settings: Settings, model: str) -> str:
+    return str(settings.cache_dir / BUILTIN_FOLDER) if model == BUILTIN_MODEL else model
 
 
 def draft_tensor_parallel(settings: Settings) -> int:

@@ -42,5 +42,5 @@ def unfit(settings: Settings, modes: Sequence[Mode]) -> dict[Mode, str]:
             reasons[mode] = wrong.message
         else:
             if found is not None and not found.compatible:
-                reasons[mode] = "; ".join(failure.message for failure in found.failures)
+                reasons[mode] = found.refusal
     return reasons

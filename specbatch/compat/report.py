@@ -106,6 +106,11 @@ class Report(BaseModel):
         return tuple(finding for finding in self.findings if finding.severity is Severity.FAILURE)
 
     @property
+    def refusal(self) -> str:
+        """What differs, point by point; empty where nothing does."""
+        return "; ".join(failure.message for failure in self.failures)
+
+    @property
     def warnings(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity is Severity.WARNING)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import sqlalchemy as sa
 
+from specbatch import pairing
 from specbatch.context import Context
 from specbatch.domain import Mode
 from specbatch.policy import Offer
@@ -48,7 +49,8 @@ def offer(ctx: Context, tx: sa.Connection, model: str) -> Offer:
     if (found := lately(tx, model)).modes:
         return found
     if resolve_model(ctx.settings) == model:
-        return Offer(frozenset(offered_modes(ctx.settings)))
+        modes = frozenset(offered_modes(ctx.settings))
+        return Offer(modes, {} if ctx.settings.engine == "scripted" else pairing.misfits(ctx.settings, model, modes))
     return lately(tx, model, REMEMBER_SECONDS)
 
 

@@ -20,7 +20,7 @@ from specbatch.lines import POOLED
 from specbatch.service import batches, files, ingest, plan, reconsider, shards, speculation
 from specbatch.settings import Settings
 from tests.commands import EXAMPLES, Commands, read_lines
-from tests.model_fixtures import HEADS, HIDDEN, KV_HEADS, LAYERS
+from tests.model_fixtures import CONTEXT, HEADS, HIDDEN, KV_HEADS, LAYERS
 
 CHAT = "/v1/chat/completions"
 CODE = "Add type hints to this function and return the whole code.\n```python\ndef add(a, b):\n    return a + b\n```"
@@ -233,6 +233,19 @@ def test_the_plan_is_what_validation_decides_and_writes_nothing(ctx: Context, tm
     assert {(group.task, group.mode): group.rows for group in planned.groups} == {("code", "ngram"): 2, ("chat", "draft_model"): 3}
     assert batches.page(ctx) == []
     assert modes(ctx, submit(ctx, requests)) == {("code", "ngram"): 2, ("chat", "draft_model"): 3}
+
+
+def test_a_draft_that_does_not_fit_is_told_before_any_worker_is_there(
+    settings: Settings, tiny_llama: Path, short_draft: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines([CODE, TALK])))
+    short = settings.model_copy(update={"engine": "vllm", "model": str(tiny_llama), "draft": str(short_draft)})
+    for changes, mode in (({}, Mode.NGRAM), ({"max_model_len": CONTEXT // 4}, Mode.DRAFT_MODEL)):
+        with opened(short.model_copy(update=changes)) as ctx:
+            [chat] = [group for group in plan.plan(ctx, path, CHAT).groups if group.task is TaskType.CHAT]
+        assert chat.mode is mode
+        assert (f"but The target is served with {CONTEXT} tokens" in chat.reason) == (mode is Mode.NGRAM)
 
 
 def test_the_plan_estimates_the_memory_of_each_mode(drafting: Settings, tiny_llama: Path, tmp_path: Path) -> None:
