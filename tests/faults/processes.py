@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -43,7 +44,8 @@ class Process:
 
     def send(self, number: int) -> None:
         if self._process.is_alive():
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended since
+                os.kill(self.pid, number)
 
     def freeze(self) -> None:
         """SIGSTOP, and wait until each thread has stopped: the signal reaches them one after another."""
