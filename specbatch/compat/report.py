@@ -107,8 +107,9 @@ class Report(BaseModel):
 
     @property
     def refusal(self) -> str:
-        """What differs, point by point; empty where nothing does."""
-        return "; ".join(failure.message for failure in self.failures)
+        """What differs, point by point, in words that follow "but"; empty where nothing does."""
+        messages = (failure.message.removesuffix(".") for failure in self.failures)
+        return "; ".join(message[0].lower() + message[1:] if message.startswith("The ") else message for message in messages)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:

@@ -245,7 +245,7 @@ def test_a_draft_that_does_not_fit_is_told_before_any_worker_is_there(
         with opened(short.model_copy(update=changes)) as ctx:
             [chat] = [group for group in plan.plan(ctx, path, CHAT).groups if group.task is TaskType.CHAT]
         assert chat.mode is mode
-        assert (f"but The target is served with {CONTEXT} tokens" in chat.reason) == (mode is Mode.NGRAM)
+        assert (f"but the target is served with {CONTEXT} tokens" in chat.reason) == (mode is Mode.NGRAM)
 
 
 def test_the_plan_estimates_the_memory_of_each_mode(drafting: Settings, tiny_llama: Path, tmp_path: Path) -> None:
