@@ -85,8 +85,9 @@ class VllmEngine:
             request = served.request.validate_python(body | {"request_id": request_id})
         except ValidationError as wrong:
             return invalid_body(wrong)
-        except Exception as slip:  # vLLM's own validators stumble over some malformed bodies
-            return unreadable_body(slip)
+        except Exception as slip:
+            told = _reply(_error_object(slip))  # vLLM's own refusals name the parameter; over some malformed bodies its validators stumble
+            return told if told.status_code < HTTPStatus.INTERNAL_SERVER_ERROR else unreadable_body(slip)
         try:
             answered = await served.serve(request)
         except Exception as failed:
