@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import tempfile
@@ -26,7 +27,7 @@ ASK = {"model": "default", "messages": [{"role": "user", "content": "Say a word.
 
 
 def reading(host: EngineHost, switched_seconds: float) -> dict[str, Any]:
-    """Resident memory in bytes; `children` are all descendants of this process."""
+    """Resident memory in bytes; `children` are all descendants of this process. `tokenizers` are what vLLM copied and did not let go."""
     reply = asyncio.run_coroutine_threadsafe(host.answer("row", "/v1/chat/completions", dict(ASK)), host.loop).result(300)
     here = psutil.Process()
     children = here.children(recursive=True)
@@ -36,6 +37,7 @@ def reading(host: EngineHost, switched_seconds: float) -> dict[str, Any]:
         "switched_seconds": round(switched_seconds, 2),
         "children": len(children),
         "threads": threading.active_count(),
+        "tokenizers": sum("Tokenizer" in type(each).__name__ for each in gc.get_objects()),
         "own_bytes": here.memory_info().rss,
         "children_bytes": sum(child.memory_info().rss for child in children),
     }

@@ -85,6 +85,8 @@ def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
     assert [reading["mode"] for reading in readings] == ["ngram", "draft_model", "plain", "ngram"]
     assert all(reading["answered"] for reading in readings)
     assert len({reading["children"] for reading in readings}) == 1
+    # The first engine's tokenizer stays in vLLM's cache, for the next.
+    assert len({reading["tokenizers"] for reading in readings[1:]}) == 1, [reading["tokenizers"] for reading in readings]
     assert max(reading["threads"] for reading in readings) <= readings[0]["threads"] + 2
     assert readings[-1]["own_bytes"] - readings[1]["own_bytes"] < GROWTH_BYTES
     assert told["left_behind"] == 0
