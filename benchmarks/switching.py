@@ -29,6 +29,7 @@ ASK = {"model": "default", "messages": [{"role": "user", "content": "Say a word.
 def reading(host: EngineHost, switched_seconds: float) -> dict[str, Any]:
     """Resident memory in bytes; `children` are all descendants of this process. `tokenizers` are what vLLM copied and did not let go."""
     reply = asyncio.run_coroutine_threadsafe(host.answer("row", "/v1/chat/completions", dict(ASK)), host.loop).result(300)
+    gc.collect()
     here = psutil.Process()
     children = here.children(recursive=True)
     return {
