@@ -145,7 +145,7 @@ def test_the_command_verifies_in_a_process_of_its_own(tmp_path: Path, looping_ll
     """The n-gram mode, with the short lookups that have drafted broken tool calls (vllm issue 40875)."""
     commands = Commands(Settings(data_dir=tmp_path))
     flags = ("--dtype", "float32", "--cpu-kv-cache-gib", 0.25, "--n", 2, "--seeds", 16, "--ngram-lookup-min", 2)
-    document = commands.json("verify", "--model", looping_llama, "--mode", "ngram", *flags)
+    document = commands.json("verify", "--model", looping_llama, "--mode", "ngram", *flags, seconds=300)  # two engines start
     cases = {case["name"]: case for case in document["modes"][0]["cases"]}
     assert document["lossless"]
     assert document["modes"][0]["mode"] == "ngram"
