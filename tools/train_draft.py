@@ -65,11 +65,11 @@ def text(
 ) -> None:
     """Let the target answer prompts."""
     began = time.monotonic()
-    batches = []
+    batches, count = [], 0
     ways: dict[str, Any] = {"rows": rows, "tokens": tokens, "longest": prompt_tokens, "answer": answer_tokens, "seconds": 60 * minutes}
     for batch in written(load(model), AutoTokenizer.from_pretrained(model), prompts(asked), **ways):
         batches.append(batch)
-        count = sum(int((each.ends - each.starts).sum()) for each in batches)
+        count += int((batch.ends - batch.starts).sum())
         typer.echo(f"{count:,} tokens in {time.monotonic() - began:.0f} s", err=True)
     whole = joined(batches)
     whole.save(out)

@@ -15,7 +15,7 @@ from specbatch.domain import TERMINAL, JobStatus, Mode, Outcome, TaskType
 from specbatch.errors import Conflict, InvalidRequest, NotFound
 from specbatch.lines import ENDPOINTS
 from specbatch.service import offers, webhooks
-from specbatch.store import files, jobs, results, rows
+from specbatch.store import files, jobs, results
 from specbatch.wire import WINDOW_SECONDS, BatchObject
 
 
@@ -150,13 +150,6 @@ def outcomes(ctx: Context, job_id: str, *, after: int = 0, limit: int = 1000) ->
     with ctx.database.read() as tx:
         _existing(jobs.get(tx, job_id), job_id)
         return [dict(row) for row in results.since(tx, job_id, after, limit)]
-
-
-def decisions(ctx: Context, job_id: str) -> list[tuple[str, str, str, int]]:
-    """(task, mode, reason, rows) of a batch."""
-    with ctx.database.read() as tx:
-        _existing(jobs.get(tx, job_id), job_id)
-        return rows.decisions(tx, job_id)
 
 
 def models(ctx: Context) -> dict[str, str]:

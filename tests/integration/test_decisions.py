@@ -17,7 +17,7 @@ from specbatch.context import Context, opened
 from specbatch.database import now
 from specbatch.domain import Mode, TaskType
 from specbatch.lines import POOLED
-from specbatch.service import batches, files, ingest, plan, reconsider, shards, speculation
+from specbatch.service import batches, files, ingest, plan, reconsider, reports, shards, speculation
 from specbatch.settings import Settings
 from tests.commands import EXAMPLES, Commands, read_lines
 from tests.model_fixtures import CONTEXT, HEADS, HIDDEN, KV_HEADS, LAYERS
@@ -50,13 +50,13 @@ def submit(ctx: Context, requests: list[dict[str, Any]], **new: Any) -> str:
 
 def modes(ctx: Context, job_id: str) -> dict[tuple[str, str], int]:
     found: Counter[tuple[str, str]] = Counter()
-    for task, mode, _, rows in batches.decisions(ctx, job_id):
-        found[task, mode] += rows
+    for group in reports.decisions(ctx, job_id):
+        found[group.task, group.mode] += group.rows
     return dict(found)
 
 
 def reasons(ctx: Context, job_id: str) -> str:
-    return " | ".join(reason for _, _, reason, _ in batches.decisions(ctx, job_id))
+    return " | ".join(group.reason for group in reports.decisions(ctx, job_id))
 
 
 def worker(ctx: Context, *offered: Mode, withheld: Mapping[Mode, str] | None = None, worker_id: str = "w") -> None:

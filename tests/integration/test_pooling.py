@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from specbatch.context import Context
 from specbatch.domain import Mode, Outcome, Row, RowResult
 from specbatch.lines import compact
-from specbatch.service import batches, shards
+from specbatch.service import reports, shards
 from specbatch.service.decider import NOTHING_GENERATED
 from specbatch.serving import served_names
 from specbatch.settings import Settings
@@ -150,7 +150,7 @@ def test_batches_end_to_end(embedder: RunningEngine, ctx: Context, desk: Desk, a
     ]
     why = f"The model 'default' cannot answer {CHAT}. It answers: {', '.join(ANSWERED)}."
     assert refused["errors"]["data"][0]["message"] == why
-    assert {(mode, why) for _, mode, why, _ in batches.decisions(ctx, embeddings)} == {(Mode.PLAIN, NOTHING_GENERATED)}
+    assert {(group.mode, group.reason) for group in reports.decisions(ctx, embeddings)} == {(Mode.PLAIN, NOTHING_GENERATED)}
 
     def answer(row: Row) -> RowResult:
         reply = embedder.answer(EMBEDDINGS, row.body)
