@@ -4,9 +4,10 @@
     python benchmarks/gpu_modes.py bulk --model FOLDER --out DIR --home DIR generate engine system
     python benchmarks/gpu_modes.py report DIR...
 
-Each engine runs in a process of its own. Results are printed and written to DIR as they come: a session that is cut short keeps what it
-has. `modes` measures closed loops with worker.tune at LOADS, then at the loads between them, which no decision has seen. `report` needs no
-GPU: it makes the table, lets policy decide from the LOADS alone, and says how far that is from the best at every load.
+Each engine runs in a process of its own, one after the other or, with --kv-gib, side by side in turns (gpu_turns.py). Results are printed
+and written to DIR as they come: a session that is cut short keeps what it has. `modes` measures closed loops with worker.tune at LOADS,
+then at the loads between them, which no decision has seen. `report` needs no GPU: it makes the table, lets policy decide from the LOADS
+alone, and says how far that is from the best at every load.
 Needs vLLM and this repository on PYTHONPATH; of further packages, platformdirs; `bulk system` also what `specbatch run` imports.
 """
 
@@ -22,10 +23,13 @@ import shlex
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gpu_turns
 from pydantic import TypeAdapter
 
 from specbatch import costs, policy, workload
@@ -66,49 +70,58 @@ LOGGED = re.compile(
 def environment(arguments: argparse.Namespace, name: str, extra: dict[str, str]) -> dict[str, str]:
     """Settings of a child, the same for every mode but for `extra`."""
     graphs = f"--compilation-config '{json.dumps({'cudagraph_capture_sizes': CAPTURED})}'"
+    cache = f"--kv-cache-memory-bytes {int(arguments.kv_gib * 1024**3)}"
+    engine_args = [graphs if arguments.graphs else "", cache if arguments.kv_gib else "", extra.get("SPECBATCH_ENGINE_ARGS", "")]
     wanted = {
         "SPECBATCH_DATA_DIR": str(arguments.home / name),
         "SPECBATCH_MODEL": arguments.model,
         "SPECBATCH_DRAFT": arguments.draft,
         "SPECBATCH_EAGLE": arguments.eagle,
         "SPECBATCH_DTYPE": arguments.dtype,
-        "SPECBATCH_MAX_MODEL_LEN": "2048",
+        "SPECBATCH_MAX_MODEL_LEN": str(arguments.context),
         "SPECBATCH_MAX_NUM_SEQS": "256",
-        "SPECBATCH_GPU_MEMORY_UTILIZATION": "0.85",
+        "SPECBATCH_GPU_MEMORY_UTILIZATION": "0.2" if arguments.kv_gib else "0.85",  # of the whole GPU must be free at the start
         "SPECBATCH_TOKENS_BY_BATCH_SIZE": extra.get("SPECBATCH_TOKENS_BY_BATCH_SIZE", ""),
-        "SPECBATCH_ENGINE_ARGS": f"{graphs if arguments.graphs else ''} {extra.get('SPECBATCH_ENGINE_ARGS', '')}".strip(),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "SPECBATCH_ENGINE_ARGS": " ".join(filter(None, engine_args)),
+        "PYTHONPATH": os.pathsep.join([*(str(place) for place in Path(__file__).resolve().parents[:2]), os.environ.get("PYTHONPATH", "")]),
     }
+    if arguments.kv_gib:  # engines that start together and compile the same would write to the same files
+        wanted |= {"VLLM_CACHE_ROOT": str(arguments.home / name / "cache"), gpu_turns.FILE: str(arguments.home / "turn")}
     return {key: value for key, value in (extra | wanted).items() if value is not None}
 
 
 def modes(arguments: argparse.Namespace) -> None:
-    for name in arguments.names or TRIALS:
-        mode, k, extra = TRIALS[name]
-        points = tuple(Point(task=task, load=int(load)) for load in arguments.loads.split(",") for task in TASKS)
-        trial = Trial(
-            mode=mode, k=k, points=points, seconds=arguments.seconds, point_seconds=arguments.point_seconds, max_tokens=arguments.tokens
-        )
-        result: dict[str, Any] = {"name": name, "mode": mode, "k": k, "environment": extra, "speeds": []}
-        began = time.monotonic()
-        print(f"{name}: starting", flush=True)
-        try:
-            for event in run(trial, environment(arguments, name, extra)):
-                if isinstance(event, Started):
-                    result["started"] = event.model_dump()
-                    print(f"{name}: started in {event.start_seconds:.0f} s on {event.device}, vLLM {event.vllm}", flush=True)
-                elif isinstance(event, Measured):
-                    result["speeds"].append(asdict(event.speed))
-                    print(f"{name}: {line(event.speed)}", flush=True)
-                write(arguments.out / f"modes-{name}.json", result)
-        except SpecbatchError as failure:
-            result["failure"] = failure.message
-            print(f"{name}: FAILED: {failure.message}", flush=True)
-            print(log_tail(arguments.home / name), flush=True)
-        result["seconds"] = time.monotonic() - began
-        result["log"] = logged(arguments.home / name)
-        write(arguments.out / f"modes-{name}.json", result)
-        print(f"{name}: {result['seconds']:.0f} s in all; {'; '.join(result['log'])}", flush=True)
+    names = arguments.names or list(TRIALS)
+    arguments.home.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(len(names) if arguments.kv_gib else 1) as pool:
+        list(pool.map(partial(measure, arguments), names))
+
+
+def measure(arguments: argparse.Namespace, name: str) -> None:
+    mode, k, extra = TRIALS[name]
+    points = tuple(Point(task=task, load=int(load)) for load in arguments.loads.split(",") for task in TASKS)
+    trial = Trial(
+        mode=mode, k=k, points=points, seconds=arguments.seconds, point_seconds=arguments.point_seconds, max_tokens=arguments.tokens
+    )
+    result: dict[str, Any] = {"name": name, "mode": mode, "k": k, "environment": extra, "speeds": []}
+    began = time.monotonic()
+    print(f"{name}: starting", flush=True)
+    try:
+        for event in run(trial, environment(arguments, name, extra), "gpu_turns"):
+            if isinstance(event, Started):
+                result["started"] = event.model_dump()
+                print(f"{name}: started in {event.start_seconds:.0f} s on {event.device}, vLLM {event.vllm}", flush=True)
+            elif isinstance(event, Measured):
+                result["speeds"].append(asdict(event.speed))
+                print(f"{name}: {line(event.speed)}", flush=True)
+            write(arguments.out / f"modes-{name}.json", result)
+    except SpecbatchError as failure:
+        result["failure"] = failure.message
+        print(f"{name}: FAILED: {failure.message}\n{log_tail(arguments.home / name)}", flush=True)
+    result["seconds"] = time.monotonic() - began
+    result["log"] = logged(arguments.home / name)
+    write(arguments.out / f"modes-{name}.json", result)
+    print(f"{name}: {result['seconds']:.0f} s in all; {'; '.join(result['log'])}", flush=True)
 
 
 def line(speed: Speed) -> str:
@@ -168,7 +181,7 @@ def bulk_generate(arguments: argparse.Namespace) -> None:
     if not arguments.graphs:
         of_the_device = {"enforce_eager": True, "kv_cache_memory_bytes": 1024**3}
     began = time.monotonic()
-    llm = LLM(model=arguments.model, dtype=arguments.dtype, max_model_len=2048, max_num_seqs=256, **of_the_device)
+    llm = LLM(model=arguments.model, dtype=arguments.dtype, max_model_len=arguments.context, max_num_seqs=256, **of_the_device)
     started = time.monotonic() - began
     rows = bodies(arguments.rows, arguments.tokens)
     parameters = SamplingParams(temperature=0, max_tokens=arguments.tokens)
@@ -284,12 +297,14 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--out", type=Path, required=True, help="for the results")
         command.add_argument("--home", type=Path, required=True, help="for the engines' logs and the system's data")
         command.add_argument("--dtype", default="bfloat16")
+        command.add_argument("--context", type=int, default=2048)
         command.add_argument("--seconds", type=float, default=185.0, help="for each engine, its start included")
         command.add_argument("--point-seconds", type=float, default=12.0)
         command.add_argument("--loads", default=",".join(map(str, (*LOADS, *BETWEEN))), help="in this order, separated by commas")
         command.add_argument("--rows", type=int, default=1500)
         command.add_argument("--tokens", type=int, default=workload.MAX_TOKENS)
         command.add_argument("--timeout", type=float, default=400.0)
+        command.add_argument("--kv-gib", type=float, help="of KV cache for each; all engines then start together and measure in turns")
         command.add_argument("--no-graphs", dest="graphs", action="store_false", help="leave vLLM's defaults (a CPU has no graphs)")
         command.add_argument("names", nargs="*")
     commands.add_parser("report").add_argument("folders", nargs="+")

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_step_profile.py --model FOLDER --draft FOLDER --eagle FOLDER --out DIR plain ngram-4 draft-4 eagle-4
 
-The names are those of gpu_modes.py. Each engine runs in a process of its own; vLLM's torch profiler traces some decode steps of `--load`
-greedy requests. Its scopes are set here, around methods of vLLM's scheduler and model runners (0.32 and 0.33, older and newer runner), by a
-worker extension. Kernels of a CUDA graph count for the scope that launched the graph.
+The names are those of gpu_modes.py. Each engine runs in a process of its own, in turns (gpu_turns.py); vLLM's torch profiler traces some
+decode steps of `--load` greedy requests. Its scopes are set here, by a worker extension, around methods of vLLM's scheduler and model
+runners (0.32 and 0.33, older and newer runner). Kernels of a CUDA graph count for the scope that launched the graph.
 
 Writes DIR/profile-NAME.json, milliseconds a step: `scopes` (`cpu`: in the scope and in none inside it; `gpu`: kernels launched in it),
 `step` (from one to the next), `gpu_busy`, `gpu_idle` (the step without it), and `kernels`, the longest by name.
@@ -28,6 +28,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import gpu_turns
 from gpu_modes import CAPTURED, TRIALS, write
 
 from specbatch import workload
@@ -103,7 +104,7 @@ def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     )
     os.environ.update(environment(settings, mode, arguments.model, Path("/dev/null")) | changes)
     os.environ.pop("VLLM_LOGGING_CONFIG_PATH")
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     traces = Path(tempfile.mkdtemp(prefix="trace"))
     tracing: dict[str, Any] = {
@@ -113,21 +114,38 @@ def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         "torch_profiler_with_stack": False,
         "torch_profiler_use_gzip": False,
     }
-    device: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": list(CAPTURED)}, "gpu_memory_utilization": 0.85}
+    device: dict[str, Any] = {"compilation_config": {"cudagraph_capture_sizes": list(CAPTURED)}, "gpu_memory_utilization": 0.2}
     if not arguments.graphs:
-        device = {"enforce_eager": True, "kv_cache_memory_bytes": 1024**3}
-    llm = LLM(
-        model=arguments.model,
-        dtype=arguments.dtype,
-        max_model_len=arguments.context,
-        max_num_seqs=256,
-        speculative_config=speculative_config(settings, mode),
-        profiler_config=tracing,
-        worker_extension_cls="gpu_step_profile.Scopes",
-        disable_log_stats=False,
-        **device,
+        device = {"enforce_eager": True}
+    with gpu_turns.starting() as wait:
+        llm = LLM(
+            model=arguments.model,
+            dtype=arguments.dtype,
+            max_model_len=arguments.context,
+            max_num_seqs=256,
+            kv_cache_memory_bytes=int(arguments.kv_gib * 1024**3),
+            speculative_config=speculative_config(settings, mode),
+            profiler_config=tracing,
+            worker_extension_cls="gpu_step_profile.Scopes",
+            disable_log_stats=False,
+            **device,
+        )
+        marked = llm.collective_rpc("mark_scopes")[0]
+        end = wait()
+        unprofiled = _trace(llm, arguments, k)
+        end()
+    (file,) = traces.glob("**/*.json")
+    measured = read(json.loads(file.read_text())["traceEvents"])
+    shutil.rmtree(traces)
+    return {"name": name, "mode": mode, "k": k, "load": arguments.load, "task": arguments.task, "scopes_found": marked} | (
+        measured | {"unprofiled_step": round(1000 * unprofiled, 4)}
     )
-    marked = llm.collective_rpc("mark_scopes")[0]
+
+
+def _trace(llm: Any, arguments: argparse.Namespace, k: int) -> float:
+    """Trace some steps; returns the seconds that those before them took each, not traced."""
+    from vllm import SamplingParams
+
     parameters = SamplingParams(temperature=0, max_tokens=(SKIPPED + 2 * TRACED) * (k + 2), ignore_eos=True)
     asked = [body["messages"] for body in itertools.islice(workload.requests(arguments.task), arguments.load)]
     for number, messages in enumerate(asked):
@@ -138,12 +156,7 @@ def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     llm.start_profile()
     _step(llm, TRACED)
     llm.stop_profile()
-    (file,) = traces.glob("**/*.json")
-    measured = read(json.loads(file.read_text())["traceEvents"])
-    shutil.rmtree(traces)
-    return {"name": name, "mode": mode, "k": k, "load": arguments.load, "task": arguments.task, "scopes_found": marked} | (
-        measured | {"unprofiled_step": round(1000 * unprofiled, 4)}
-    )
+    return unprofiled
 
 
 def _step(llm: Any, steps: int) -> bool:
@@ -235,6 +248,7 @@ def main() -> None:
     parser.add_argument("--task", type=TaskType, default=TaskType.CHAT)
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--kv-gib", type=float, default=8.0, help="of KV cache for each: all engines are on the device at once")
     parser.add_argument("--no-graphs", dest="graphs", action="store_false", help="leave vLLM's defaults (a CPU has no graphs)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="+", choices=sorted(TRIALS))
@@ -244,10 +258,15 @@ def main() -> None:
         return
     given = list(itertools.takewhile(lambda word: word not in TRIALS, sys.argv[1:]))
     paths = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+    arguments.home.mkdir(parents=True, exist_ok=True)
+    turns = {"PYTHONPATH": paths, gpu_turns.FILE: str(arguments.home / "turn")}
+    children = {}
     for name in arguments.names:
-        ended = subprocess.run([sys.executable, __file__, *given, "--here", name], env=os.environ | {"PYTHONPATH": paths}, check=False)
+        environment = os.environ | turns | {"VLLM_CACHE_ROOT": str(arguments.home / name / "cache")}
+        children[name] = subprocess.Popen([sys.executable, __file__, *given, "--here", name], env=environment)
+    for name, child in children.items():
         file = arguments.out / f"profile-{name}-{arguments.load}.json"
-        print(f"{name}: {file.read_text() if ended.returncode == 0 else 'FAILED'}", flush=True)
+        print(f"{name}: {'FAILED' if child.wait() else json.dumps(json.loads(file.read_text()))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ Event = Annotated[Started | Measured, Field(discriminator="event")]
 _EVENTS: TypeAdapter[Started | Measured] = TypeAdapter(Event)
 
 
-def run(trial: Trial, environment: Mapping[str, str]) -> Generator[Started | Measured, None, None]:
-    """The trial in a process of its own, `python -m worker.tune`: an engine that dies takes nothing with it, and memory comes back whole.
+def run(trial: Trial, environment: Mapping[str, str], module: str = "worker.tune") -> Generator[Started | Measured, None, None]:
+    """The trial in a process of its own, `python -m MODULE`: an engine that dies takes nothing with it, and memory comes back whole.
 
     `environment` carries the settings. Yields what the process tells, as it comes. Raises EngineStartError with the process's last words.
     Leaving the iteration ends the process and its engine.
     """
-    for line in errand.send("worker.tune", trial.model_dump_json(), environment):
+    for line in errand.send(module, trial.model_dump_json(), environment):
         if line.startswith('{"event":'):
             yield _EVENTS.validate_python(json.loads(line))

@@ -29,10 +29,8 @@ from worker.engine.base import Engine, EngineDied, EngineStatus
 
 ENDPOINT = "/v1/chat/completions"
 LEAST_REQUESTS = 12  # answered in a window, where time allows
-WAVES = 3  # answers of each client, where time allows
-LAST_WAVES = 2  # at the largest loads, whose many requests say enough
-MANY = 200
-APART = 8  # times the load: where a point's prompts begin. A point takes WAVES + 2 loads at most, so doubled loads share none.
+WAVES = {1: 6, 64: 3, 200: 2}  # from that load: answers of each client, where time allows; with more clients fewer say as much
+APART = 8  # times the load: where a point's prompts begin. A point takes two loads more than its waves at most: doubled loads share none.
 DRAIN_SECONDS = 30.0
 WARM_REQUESTS, WARM_TOKENS, WARM_SECONDS = 32, 24, 8.0
 WARM_START = 1_000_003  # far from every point's prompts
@@ -80,7 +78,7 @@ async def measure(engine: Engine, trial: Trial, point: Point, start_seconds: flo
     """One point. Raises EngineDied, and EngineStartError where the engine refuses the requests."""
     bulk = point.load > max(LOADS)
     loop = _Loop(engine, _bodies(trial, point), point.load, endless=not bulk)
-    waves = 1 if bulk else LAST_WAVES if point.load >= MANY else WAVES
+    waves = 1 if bulk else next(waves for least, waves in reversed(WAVES.items()) if point.load >= least)
     requests = max(waves * point.load, 1 if bulk else LEAST_REQUESTS)
     window = await loop.run(warm=0 if bulk else (point.load + 1) // 2, requests=requests, seconds=trial.point_seconds)
     before, after, seconds = window.before, window.after, window.seconds

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Half an hour on a host with two GPUs, in three calls of at most ten minutes: what docs/benchmarks.md reports. gpu_session.sh says what is needed.
+#
+#   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: an EAGLE-3 head
+#   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`            1: the same modes at more loads, which no decision has seen
+#   bash benchmarks/gpu_pair.sh third          0: K by K                      1: bulk, LLM.generate and the whole system; `specbatch bench`
+#
+# $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
+set -uo pipefail
+repository=$(cd "$(dirname "$0")/.." && pwd)
+home=${GPU_HOME:-$HOME/gpu}
+kept=$home/results
+mkdir -p "$kept"
+
+keep() {
+    tar -C "$home" -czf "$OUT/.new.tgz" results && mv "$OUT/.new.tgz" "$OUT/results.tgz"
+}
+
+on() { # GPU COMMAND...: a command of gpu_session.sh
+    local gpu=$1
+    shift
+    CUDA_VISIBLE_DEVICES=$gpu OUT=${RESULTS:-$kept} bash "$repository/benchmarks/gpu_session.sh" "$@" 2>&1 |
+        while IFS= read -r line; do echo "$gpu ${SECONDS}s $line"; done
+}
+
+head_and_text() {
+    TEXT_MINUTES=${TEXT_MINUTES:-2.2} TEXT_ROWS=${TEXT_ROWS:-1024} NAME=eagle3-early on 1 train 3 "${EARLY_MINUTES:-0.3}" --rows 64
+    touch "$home/early"
+    NAME=eagle1 on 1 train 1 "${HEAD_MINUTES:-4.5}" --rows 64 & # beside them, for its acceptance
+    for lr in 1e-3 3e-3; do
+        NAME=eagle3-$lr on 1 train 3 "${HEAD_MINUTES:-4.5}" --rows 64 --lr "$lr" &
+    done
+    wait
+    python3 - "$kept" "$home" <<'P'
+import json, pathlib, shutil, sys
+kept, home = map(pathlib.Path, sys.argv[1:])
+told = {file: json.loads(file.read_text().splitlines()[-1])["trained"] for file in kept.glob("train-eagle3-*e-3.json")}
+best = max(told, key=lambda file: sum(told[file])).stem.removeprefix("train-")
+shutil.copytree(home / best, kept / "eagle3", dirs_exist_ok=True)
+shutil.copytree(home / f"{best}-big", home / "eagle3-big", dirs_exist_ok=True)
+print("the better head:", best, told, flush=True)
+P
+}
+
+first() {
+    mkdir -p "$home"
+    on 0 unpack "$1" || exit 1
+    head_and_text &
+    local training=$!
+    on 0 widen
+    RESULTS=$kept/drafts KV_GIB=20 LOADS=1,4,16,64 on 0 modes plain draft-4 suffix-16
+    until [ -f "$home/early" ]; do sleep 1; done
+    EAGLE=$home/eagle3-early-big on 0 profile plain ngram-4 draft-4 eagle3-4
+    wait $training
+}
+
+second() {
+    mkdir -p "$home/runs1" # with what was compiled already
+    cp -r "$home"/runs0/{plain,ngram-4,eagle3-4} "$home/runs1/"
+    cp -rn "$home"/runs0/*/cache/. "$home/cache/"
+    (
+        KV_GIB=20 on 1 modes plain ngram-4 eagle3-4
+        LOAD=16 on 1 profile plain ngram-4 eagle3-4
+    ) &
+    local measuring=$!
+    SPECBATCH_MODES=plain,ngram,eagle3 on 0 tune "${TUNE_MINUTES:-9.3}" --loads 1,4,16,64,256
+    SPECBATCH_MODES=plain,ngram,eagle3 on 0 bench 0.05 --loads 1,4,16,64,256
+    wait $measuring
+}
+
+third() {
+    RESULTS=$kept/ks KV_GIB=4 LOADS=1,4,16 on 0 modes plain eagle3-2 eagle3-3 eagle3-5 ngram-2 ngram-8 &
+    local measuring=$!
+    ROWS=${ROWS:-6500} on 1 bulk generate system
+    wait $measuring
+}
+
+(while sleep 8; do keep; done) &
+keeping=$!
+"$@"
+kill $keeping
+cp "$home/tuned/specbatch.db" "$kept/tuned.db" 2> /dev/null
+keep
