@@ -2,12 +2,12 @@
 
     python benchmarks/gpu_modes.py modes --model FOLDER --draft FOLDER --out DIR --home DIR plain ngram-4 draft-4
     python benchmarks/gpu_modes.py bulk --model FOLDER --out DIR --home DIR generate engine system
-    python benchmarks/gpu_modes.py report DIR...
+    python benchmarks/gpu_modes.py report DIR
 
 Each engine runs in a process of its own, one after the other or, with --kv-gib, side by side in turns (gpu_turns.py). Results are printed
 and written to DIR as they come: a session that is cut short keeps what it has. `modes` measures closed loops with worker.tune at LOADS,
-then at the loads between them, which no decision has seen. `report` needs no GPU: it makes the table, lets policy decide from the LOADS
-alone, and says how far that is from the best at every load.
+then at the loads between them, which no decision has seen. `report` needs no GPU: it makes the table, lets policy decide, and says how far
+that is from plain and from the best at every load.
 Needs vLLM and this repository on PYTHONPATH; of further packages, platformdirs; `bulk system` also what `specbatch run` imports.
 """
 
@@ -37,7 +37,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.errors import SpecbatchError
 from specbatch.settings import load
 from specbatch.trial import Measured, Point, Started, Trial, run
-from specbatch.tuning import LOADS, Speed, TuningTable
+from specbatch.tuning import LOADS, Speed, TuningTable, schedule
 
 TASKS = (TaskType.CODE, TaskType.JSON, TaskType.CHAT)
 BETWEEN = (8, 128)  # held out
@@ -62,6 +62,7 @@ TRIALS: dict[str, tuple[Mode, int, dict[str, str]]] = {
     "eagle3-4-v1": (Mode.EAGLE3, 4, V1),
 }
 TABLED = frozenset({"plain", "suffix-16", *(f"{name}-{k}" for name in OF_EACH_K for k in KS)})  # one K each: what `tune` stores
+SPEEDS = TypeAdapter(list[Speed])
 LOGGED = re.compile(
     r"(GPU KV cache size: [\d,]+ tokens|Available KV cache memory: [\d.]+ GiB|Model loading took [^;\n]+|Graph capturing finished[^\n]+)"
 )
@@ -70,7 +71,7 @@ LOGGED = re.compile(
 def environment(arguments: argparse.Namespace, name: str, extra: dict[str, str]) -> dict[str, str]:
     """Settings of a child, the same for every mode but for `extra`."""
     graphs = f"--compilation-config '{json.dumps({'cudagraph_capture_sizes': CAPTURED})}'"
-    cache = f"--kv-cache-memory-bytes {int(arguments.kv_gib * 1024**3)}"
+    cache = f"--kv-cache-memory-bytes {int((arguments.kv_gib or 0) * 1024**3)}"
     engine_args = [graphs if arguments.graphs else "", cache if arguments.kv_gib else "", extra.get("SPECBATCH_ENGINE_ARGS", "")]
     wanted = {
         "SPECBATCH_DATA_DIR": str(arguments.home / name),
@@ -245,12 +246,14 @@ def tell(rows: int, tokens: int, seconds: float, start_seconds: float) -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    """Markdown of everything under the folders."""
-    files = sorted(file for folder in arguments.folders for file in Path(folder).rglob("*.json"))
+    """Markdown of a folder. Policy decides from its tune.json where there is one, else from the points at LOADS."""
+    files = sorted(Path(arguments.folder).glob("*.json"))
     found = {result["name"]: result for result in (json.loads(file.read_text()) for file in files if file.name.startswith("modes-"))}
-    speeds = {name: TypeAdapter(list[Speed]).validate_python(result["speeds"]) for name, result in found.items()}
+    speeds = {name: SPEEDS.validate_python(result["speeds"]) for name, result in found.items()}
     names = [name for name in TRIALS if speeds.get(name)]
-    table = TuningTable(costs.fill([speed for name in names if name in TABLED for speed in speeds[name] if speed.load in LOADS]))
+    tuned = [SPEEDS.validate_python(json.loads(file.read_text())["speeds"]) for file in files if file.name == "tune.json"]
+    known = tuned[0] if tuned else [speed for name in names if name in TABLED for speed in speeds[name] if speed.load in LOADS]
+    table = TuningTable(costs.fill(known))
     by_point = {(name, speed.task, speed.load): speed for name in names for speed in speeds[name]}
     if names:
         print(f"| task | load | {' | '.join(names)} | auto | of plain | of the best |")
@@ -264,6 +267,9 @@ def report(arguments: argparse.Namespace) -> None:
         result = found[name]
         started = result.get("started", {})
         print(f"- {name}: start {started.get('start_seconds', 0):.0f} s, {'; '.join(result.get('log', []))}")
+    for mode in dict.fromkeys(speed.mode for speed in known):
+        if steps := schedule(table, mode, max(speed.k for speed in known if speed.mode is mode)):
+            print(f"- {mode}: K by requests in a step {', '.join(f'{first}-{last}: {k}' for first, last, k in steps)}")
     rates = {file.stem: json.loads(file.read_text())["tokens_per_second"] for file in files if file.name.startswith("bulk-")}
     for name, rate in rates.items():
         share = f", {rate / rates['bulk-generate']:.2f} of LLM.generate" if "bulk-generate" in rates else ""
@@ -307,7 +313,7 @@ def parsed() -> argparse.Namespace:
         command.add_argument("--kv-gib", type=float, help="of KV cache for each; all engines then start together and measure in turns")
         command.add_argument("--no-graphs", dest="graphs", action="store_false", help="leave vLLM's defaults (a CPU has no graphs)")
         command.add_argument("names", nargs="*")
-    commands.add_parser("report").add_argument("folders", nargs="+")
+    commands.add_parser("report").add_argument("folder")
     return parser.parse_args()
 
 

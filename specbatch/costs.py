@@ -86,20 +86,37 @@ def error(model: CostModel, point: Speed) -> float:
 def fill(speeds: Sequence[Speed]) -> tuple[Speed, ...]:
     """The measured points, and estimated ones half-way (by ratio) between neighbouring loads, of plain and of each mode with each K.
 
-    Where a model's error is not within TRUSTED_ERROR, or a point was measured, nothing is filled in. A
-    residual is shared out between its neighbours, so that the curve goes through what was measured.
+    Where a model's error is not within TRUSTED_ERROR, or a point was measured, nothing is filled in; nor at a load where that leaves out a
+    mode that was measured below and above: the fastest of the others would pass for the fastest of all. A residual is shared out between
+    its neighbours, so that the curve goes through what was measured.
     """
-    filled: dict[tuple[Mode, TaskType, int, int], Speed] = {}
+    filled: list[Speed] = []
     for task in dict.fromkeys(speed.task for speed in speeds):
-        for mode in dict.fromkeys(speed.mode for speed in speeds if speed.task is task and speed.mode is not Mode.PLAIN):
-            model = fit(speeds, mode, task)
-            if model is not None and model.error is not None and model.error <= TRUSTED_ERROR:
-                for of in (Mode.PLAIN, mode):
-                    for estimate in _between(model, [speed for speed in speeds if speed.mode is of and speed.task is task]):
-                        filled.setdefault((estimate.mode, task, estimate.load, estimate.k), estimate)
-    for speed in speeds:
-        filled[speed.mode, speed.task, speed.load, speed.k] = speed
-    return tuple(filled.values())
+        points = [speed for speed in speeds if speed.task is task]
+        estimates = _estimates(points, task)
+        for load in dict.fromkeys(load for _, load, _ in estimates):
+            there = [estimate for estimate in estimates.values() if estimate.load == load]
+            if _around(points, load) <= {estimate.mode for estimate in there}:
+                filled += there
+    known = {(speed.mode, speed.task, speed.load, speed.k) for speed in speeds}
+    return (*(each for each in filled if (each.mode, each.task, each.load, each.k) not in known), *speeds)
+
+
+def _estimates(points: Sequence[Speed], task: TaskType) -> dict[tuple[Mode, int, int], Speed]:
+    found: dict[tuple[Mode, int, int], Speed] = {}
+    for mode in dict.fromkeys(point.mode for point in points if point.mode is not Mode.PLAIN):
+        model = fit(points, mode, task)
+        if model is not None and model.error is not None and model.error <= TRUSTED_ERROR:
+            for of in (Mode.PLAIN, mode):
+                for estimate in _between(model, [point for point in points if point.mode is of]):
+                    found.setdefault((of, estimate.load, estimate.k), estimate)
+    return found
+
+
+def _around(points: Iterable[Speed], load: int) -> set[Mode]:
+    """The modes that were measured below this load and above it."""
+    below, above = ({point.mode for point in points if sign * (point.load - load) > 0} for sign in (-1, 1))
+    return below & above
 
 
 def _between(model: CostModel, points: Iterable[Speed]) -> Iterable[Speed]:

@@ -12,7 +12,7 @@ from functools import cache
 from specbatch.serving import has_gpu
 from specbatch.settings import Settings
 
-ASK = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+ASK = ["nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,24 @@ class Machine:
 
 
 def this_machine(settings: Settings) -> Machine:
-    return Machine(_device(), "scripted" if settings.engine == "scripted" else _vllm())
+    """The device is what one engine runs on, not all that the host has."""
+    device = _device(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    count = settings.tensor_parallel_size
+    return Machine(f"{count} x {device}" if count > 1 else device, "scripted" if settings.engine == "scripted" else _vllm())
 
 
 @cache
-def _device() -> str:
-    """The GPU's name, with the count of several; else the processor's kind and its cores."""
-    if has_gpu():
-        try:
-            names = subprocess.run(ASK, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
-        except (OSError, subprocess.SubprocessError):
-            return "GPU"
-        return names[0].strip() if len(names) == 1 else f"{len(names)} x {names[0].strip()}" if names else "GPU"
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+def _device(visible: str | None) -> str:
+    """The name of the first GPU that CUDA_VISIBLE_DEVICES leaves visible; without one the processor's kind and its cores."""
+    if not has_gpu():
+        return f"{platform.machine()} CPU, {os.cpu_count()} cores"
+    try:
+        told = subprocess.run(ASK, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return "GPU"
+    names = {key: name for index, uuid, name in (line.split(", ", 2) for line in told) for key in (index, uuid)}
+    first = (visible or "").split(",")[0].strip()
+    return names.get(first) or next(iter(names.values()), "GPU")
 
 
 @cache

@@ -11,21 +11,24 @@ from statistics import fmean
 from specbatch.domain import Mode, TaskType
 
 # The most requests at once for which a mode is expected to pay, in TaskType's order: code, json, extraction, summary, chat, creative.
-# ngram: measured twice on one H200, 7B target, K=4. Code 1.18 and 1.07 times plain at 64; 0.70 and 1.35 at 256. JSON 1.16 at 64 where
-#   19% of the drafts were accepted, 0.69 where 14% were, 1.28 at 16. Chat 1.34 and 1.31 alone, 0.97 and 1.10 at 16. Extraction and
-#   summaries were not measured and get half of JSON's.
-# suffix: verified like ngram's drafts; on two CPU cores, 8 at once, JSON gained (44 tokens/s against 36) and chat lost (36 against 40).
-# draft_model: on the same H200 a 17M draft broke even on JSON up to 16 (acceptance 0.83), crossed near 2 on code (0.60), and never paid on
-#   chat (0.37), where policy's acceptance floor demotes it; a draft above the floor was not measured on chat and gets JSON's load. A second
-#   run, with vLLM's older runner, found no load at which that draft paid (docs/benchmarks.md): measure yours with `tune`.
+# On H200s, 7B target, K=4, against plain (docs/benchmarks.md), in up to four runs:
+# ngram: code 0.99 to 1.18 at 64, 0.70 to 1.81 at 256. JSON 1.17 to 1.32 at 16, at 64 0.69 to 1.00 where 14% of the drafts were accepted and
+#   1.16 where 19% were. Chat 0.97 to 1.27 at 16, 1.11 and 1.24 at 64. Extraction and summaries were not measured and get half of JSON's.
+# suffix: code 1.16 and JSON 1.13 at 64, chat 1.17 at 16 and 0.88 at 64; alone, before it had seen other rows, JSON 1.11 and chat 0.80.
+# draft_model: on one H200 a 17M draft broke even on JSON up to 16 (acceptance 0.83), crossed near 2 on code (0.60), and never paid on
+#   chat (0.37), where policy's acceptance floor demotes it; a draft above the floor was not measured on chat and gets JSON's load. With
+#   vLLM's older runner, in two runs, it paid on code alone (1.18 at 1, 1.07 at 16). It costs 10 ms of launching a step, which slower GPUs
+#   hide: measure yours with `tune`.
 #   Extraction and summaries were not measured and lie between code and JSON.
-# eagle, eagle3: published (arXiv 2503.01840, in vLLM, 8B target): EAGLE gains up to a batch of 24, EAGLE-3 up to 56. Not measured here.
+# eagle3: a head trained for minutes, 20% of its drafts accepted on code, 68% on JSON, 25% on chat: code 1.08 and 1.16 at 16 and 0.70 at 64,
+#   JSON 1.12 and 1.15 at 64 and more beyond, chat 1.11 and 1.31 at 64 and 0.69 at 256. Published (arXiv 2503.01840, in vLLM, 8B target):
+#   gains up to a batch of 56. eagle: not measured; published, as there: gains up to 24.
 _BY_TASK = {
-    Mode.SUFFIX: (64, 16, 8, 8, 4, 4),
-    Mode.NGRAM: (64, 16, 8, 8, 8, 8),
+    Mode.SUFFIX: (64, 64, 32, 32, 16, 16),
+    Mode.NGRAM: (64, 16, 8, 8, 16, 16),
     Mode.DRAFT_MODEL: (2, 16, 4, 4, 16, 16),
     Mode.EAGLE: (24, 24, 24, 24, 24, 24),
-    Mode.EAGLE3: (56, 56, 56, 56, 56, 56),
+    Mode.EAGLE3: (16, 256, 56, 56, 64, 64),
 }
 CROSSOVER: dict[Mode, dict[TaskType, int]] = {mode: dict(zip(TaskType, loads, strict=True)) for mode, loads in _BY_TASK.items()}
 
@@ -137,20 +140,21 @@ class TuningTable:
         return max(last, default) if last == max(pays) else last
 
 
-def schedule(table: TuningTable | None, mode: Mode, most: int | None = None) -> tuple[tuple[int, int, int], ...]:
+def schedule(
+    table: TuningTable | None, mode: Mode, most: int | None = None, *, every_task: bool = False
+) -> tuple[tuple[int, int, int], ...]:
     """K by how many requests run in a step, as (first, last, K) for vLLM's num_speculative_tokens_per_batch_size.
 
-    `most` is the mode's K in the settings. Each measured load speaks for those between it and the one below; K is 0 where plain was
-    faster. Beyond what was measured K stays up to the default crossover, then drops to 0. Empty for plain, and for suffix, which vLLM
-    cannot schedule.
+    `most` is the mode's K in the settings. Each measured load speaks for those between it and the one below. K is the best for the tasks
+    that the mode makes faster than plain there, since policy sends it no others, and 0 where there are none. `every_task`: no plain engine
+    takes the others, so all are weighed alike. Beyond what was measured K stays up to the default crossover, then drops to 0. Empty for
+    plain, and for suffix, which vLLM cannot schedule.
     """
     if mode not in DEFAULT_K:
         return ()
     most = DEFAULT_K[mode] if most is None else most
-    ends: list[tuple[int, int]] = []
-    for load, ratios in (table or TuningTable()).ratios(mode).items():
-        ratio, k = max(((ratio, k) for k, ratio in ratios.items() if k <= most), default=(0.0, 0))
-        ends.append((load, k if ratio >= 1 else 0))
+    table = table or TuningTable()
+    ends = [(load, _best_k(table, mode, load, most, every_task)) for load in table.ratios(mode)]
     last_load, last_k = ends[-1] if ends else (0, most)
     default = max(CROSSOVER[mode].values())
     if default > last_load:
@@ -162,3 +166,16 @@ def schedule(table: TuningTable | None, mode: Mode, most: int | None = None) -> 
             first = ranges.pop()[0]
         ranges.append((first, end, k))
     return tuple(ranges)
+
+
+def _best_k(table: TuningTable, mode: Mode, load: int, most: int, every_task: bool) -> int:
+    """Each task's figures are those of its own measured load next above, as policy takes them."""
+    weighed: dict[int, list[float]] = {}
+    for task in TaskType:
+        measured = next((by_k for at, by_k in table.ratios(mode, task).items() if at >= load), {})
+        ratios = {k: ratio for k, ratio in measured.items() if k <= most}
+        if every_task or max(ratios.values(), default=0.0) >= 1:
+            for k, ratio in ratios.items():
+                weighed.setdefault(k, []).append(log(ratio))
+    best, k = max(((fmean(logs), k) for k, logs in weighed.items()), default=(-1.0, 0))
+    return k if best >= 0 else 0

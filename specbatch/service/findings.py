@@ -13,7 +13,7 @@ from specbatch.errors import UsageError
 from specbatch.machine import this_machine
 from specbatch.policy import DRAFTERS
 from specbatch.service.tuning import draft_of, here
-from specbatch.serving import has_gpu, resolve_model
+from specbatch.serving import has_gpu, offered_modes, resolve_model
 from specbatch.settings import Settings
 from specbatch.tuning import Speed, TuningTable, schedule
 
@@ -50,6 +50,7 @@ def findings(ctx: Context) -> Findings:
     starts: dict[Mode, float] = {}
     for speed in found:
         starts[speed.mode] = max(starts.get(speed.mode, 0.0), speed.start_seconds or 0.0)
+    every_task = Mode.PLAIN not in offered_modes(ctx.settings)
     fitted = (costs.fit(found, mode, task) for mode in modes for task in tasks)
     return Findings(
         model=resolve_model(ctx.settings),
@@ -57,7 +58,7 @@ def findings(ctx: Context) -> Findings:
         vllm=machine.vllm,
         speeds=list(found),
         crossovers={mode: {task: table.crossover(mode, task) for task in tasks} for mode in modes},
-        schedules={mode: steps for mode in modes if (steps := schedule(table, mode, largest[mode]))},
+        schedules={mode: steps for mode in modes if (steps := schedule(table, mode, largest[mode], every_task=every_task))},
         start_seconds=starts,
         fits=[_fit(model) for model in fitted if model is not None],
     )

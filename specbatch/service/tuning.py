@@ -141,7 +141,7 @@ def tuned(ctx: Context, mode: Mode) -> Settings:
     known = TuningTable(costs.fill(found))
     largest = max(each.k for each in found if each.mode is mode)
     most = getattr(settings, name) if name in settings.model_fields_set else largest
-    steps = schedule(known, mode, most)
+    steps = schedule(known, mode, most, every_task=Mode.PLAIN not in offered_modes(settings))
     k = max(step[2] for step in steps)
     if k == 0:  # it never paid: whoever asks for the mode nevertheless gets it
         return settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import log2
 
 import pytest
@@ -102,6 +103,21 @@ def test_points_between_are_estimated_and_measured_ones_are_kept() -> None:
 def test_a_fit_that_misses_fills_nothing() -> None:
     measured = machine(4, noise=lambda load: 0.5 if load == 16 else 1.0)
     assert set(fill(measured)) == set(measured)
+
+
+def test_a_load_without_an_estimate_for_every_mode_stays_empty() -> None:
+    """Else the fastest of those that were estimated would pass for the fastest of all: on an H200 ngram's 1.4 for EAGLE-3's 2.2, at 8."""
+    steady = machine(4)
+    fitful = [replace(speed, mode=Mode.EAGLE3, tokens_per_second=3 * speed.tokens_per_second) for speed in steady if speed.k]
+    fitful = [replace(speed, tokens_per_second=speed.tokens_per_second / 2) if speed.load == 16 else speed for speed in fitful]
+    assert len(fill(steady)) > len(steady)
+    assert set(fill([*steady, *fitful])) == {*steady, *fitful}
+    short = [speed for speed in fitful if speed.load <= 4]  # says nothing of what lies beyond
+    assert {speed.load for speed in fill([*steady, *short]) if speed.estimated} == {8, 32, 128}
+    table = TuningTable(fill([*steady, *fitful]))
+    for load in range(1, 257):
+        at, speeds = table.at(TaskType.CODE, load)
+        assert max(speeds, key=lambda mode: speeds[mode]) is Mode.EAGLE3, (load, at)
 
 
 def test_estimates_move_a_crossover_between_the_measured_loads() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,8 +39,9 @@ def table(task: TaskType, *points: tuple[Mode, int, float]) -> TuningTable:
 
 @pytest.mark.parametrize("task", STRUCTURED)
 def test_structured_answers_look_up_their_drafts(task: TaskType) -> None:
-    assert pick(task).mode is Mode.SUFFIX
-    without = pick(task, offer(*ALL - {Mode.SUFFIX}))
+    assert pick(task).mode is (Mode.EAGLE3 if task is TaskType.JSON else Mode.SUFFIX)
+    assert pick(task, offer(*ALL - {Mode.EAGLE3})).mode is Mode.SUFFIX
+    without = pick(task, offer(*ALL - {Mode.EAGLE3, Mode.SUFFIX}))
     assert without.mode is Mode.NGRAM
     assert (
         without.reason
@@ -121,8 +123,11 @@ def test_a_named_mode_wins_where_it_is_offered() -> None:
 )
 def test_a_draft_that_is_missing_too_large_or_incompatible_gives_way_to_ngram(why: str) -> None:
     decision = pick(TaskType.CHAT, offer(Mode.PLAIN, Mode.NGRAM, Mode.DRAFT_MODEL, draft_model=why), load=2)
+    limit = CROSSOVER[Mode.NGRAM][TaskType.CHAT]
     assert decision == Decision(
-        TaskType.CHAT, Mode.NGRAM, f"chat answers are new text, but {why}: ngram, which pays up to 8 requests at once (2 expected)."
+        TaskType.CHAT,
+        Mode.NGRAM,
+        f"chat answers are new text, but {why}: ngram, which pays up to {limit} requests at once (2 expected).",
     )
     named = pick(TaskType.CHAT, offer(Mode.NGRAM, draft_model=why), named_mode=Mode.DRAFT_MODEL)
     assert named.reason.startswith(f"draft_model was asked for, but {why}; ")
@@ -285,22 +290,51 @@ def test_the_measured_schedule_takes_the_best_k_at_each_load() -> None:
     assert schedule(short, Mode.NGRAM) == ((1, 1, 4), (2, 64, 2), (65, LARGEST_BATCH, 0)), "kept up to the default crossover"
 
 
-def test_the_schedule_weighs_tasks_alike() -> None:
+def test_the_schedule_is_for_the_tasks_that_policy_sends() -> None:
+    """Chat, which ngram slows down, goes to the plain engine, and code keeps its drafts; without a plain engine both weigh alike."""
     speeds = [Speed(Mode.PLAIN, task, 4, 0, 100) for task in (TaskType.CODE, TaskType.CHAT)]
     gain_and_loss = [Speed(Mode.NGRAM, TaskType.CODE, 4, 4, 150), Speed(Mode.NGRAM, TaskType.CHAT, 4, 4, 60)]
-    assert schedule(TuningTable((*speeds, *gain_and_loss)), Mode.NGRAM)[0] == (1, LARGEST_BATCH, 0)
+    measured = TuningTable((*speeds, *gain_and_loss))
+    assert pick(TaskType.CHAT, load=4, table=measured).mode is Mode.PLAIN
+    assert pick(TaskType.CODE, load=4, table=measured).mode is Mode.NGRAM
+    assert schedule(measured, Mode.NGRAM)[0] == (1, 64, 4)
+    assert schedule(measured, Mode.NGRAM, every_task=True) == ((1, LARGEST_BATCH, 0),)
+
+
+def test_a_load_that_only_one_task_measured_does_not_stop_the_drafts_of_another() -> None:
+    code = [Speed(Mode.PLAIN, TaskType.CODE, 256, 0, 100), Speed(Mode.NGRAM, TaskType.CODE, 256, 4, 150)]
+    chat = [Speed(Mode.PLAIN, TaskType.CHAT, 128, 0, 100), Speed(Mode.NGRAM, TaskType.CHAT, 128, 4, 60)]
+    measured = TuningTable((*code, *chat))
+    assert pick(TaskType.CODE, load=100, table=measured).mode is Mode.NGRAM
+    assert schedule(measured, Mode.NGRAM) == ((1, 256, 4), (257, LARGEST_BATCH, 0))
 
 
 TASKS, MODES = st.sampled_from(TaskType), st.sampled_from(Mode)
 WORDS = st.sampled_from(["no draft model is configured", "the draft is too large"])
 OFFERS = st.builds(Offer, st.frozensets(MODES), st.dictionaries(MODES, WORDS, max_size=3))
 RATES = st.floats(0, 1e6)
+LOADS = st.integers(1, 300)
 WINDOWS = st.builds(Window, st.integers(0, 100), st.integers(0, 5_000), st.integers(0, 5_000), st.none() | RATES)
-TABLES = st.builds(
-    TuningTable, st.lists(st.builds(Speed, MODES, TASKS, st.integers(1, 300), st.integers(0, 16), RATES), max_size=12).map(tuple)
-)
+TABLES = st.builds(TuningTable, st.lists(st.builds(Speed, MODES, TASKS, LOADS, st.integers(0, 16), RATES), max_size=12).map(tuple))
 VALUES = st.none() | st.integers() | st.floats() | st.text() | st.dictionaries(st.text(), st.integers(), max_size=2)
 BODIES = st.dictionaries(st.sampled_from(["min_p", "logit_bias", "min_tokens", "seed", "temperature"]), VALUES)
+
+
+ONE_K = st.builds(Speed, MODES, TASKS, LOADS, st.just(4), RATES).map(
+    lambda speed: replace(speed, k=0) if speed.mode is Mode.PLAIN else speed
+)
+
+
+@given(
+    measured=st.lists(ONE_K, max_size=24).map(lambda speeds: TuningTable(tuple(speeds))), mode=st.sampled_from(list(DEFAULT_K)), load=LOADS
+)
+def test_an_engine_drafts_where_policy_sends_it_rows(measured: TuningTable, mode: Mode, load: int) -> None:
+    steps = schedule(measured, mode, 4)
+    k = next(k for first, last, k in steps if first <= load <= last)
+    for task in TaskType:
+        _, speeds = measured.at(task, load)
+        if 0 < speeds.get(Mode.PLAIN, 0) < speeds.get(mode, 0):
+            assert k == 4, steps
 
 
 @given(
