@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Half an hour on a host with two GPUs, in three calls of at most ten minutes: what docs/benchmarks.md reports. gpu_session.sh says what is needed.
+# Half an hour on a host with two GPUs, in calls of at most ten minutes: what docs/benchmarks.md reports, and what is to be measured next.
+# gpu_session.sh says what has to be there.
 #
 #   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: an EAGLE-3 head
-#   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`            1: the same modes at more loads, which no decision has seen
-#   bash benchmarks/gpu_pair.sh third          0: K by K                      1: bulk, LLM.generate and the whole system; `specbatch bench`
+#   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`                1: the same modes at more loads, and a step at 16
+#   bash benchmarks/gpu_pair.sh third          0: `tune` goes on, then `bench`    1: bulk: LLM.generate, then the whole system
+#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K
 #
 # $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
 set -uo pipefail
@@ -55,24 +57,35 @@ first() {
 }
 
 second() {
-    mkdir -p "$home/runs1" # with what was compiled already
+    mkdir -p "$home/runs1" "$home/cache" # with what was compiled already
     cp -r "$home"/runs0/{plain,ngram-4,eagle3-4} "$home/runs1/"
-    cp -rn "$home"/runs0/*/cache/. "$home/cache/"
+    for name in plain ngram-4 eagle3-4; do cp -rn "$home/runs0/$name/cache/." "$home/cache/"; done
     (
         KV_GIB=20 on 1 modes plain ngram-4 eagle3-4
         LOAD=16 on 1 profile plain ngram-4 eagle3-4
     ) &
     local measuring=$!
-    SPECBATCH_MODES=plain,ngram,eagle3 on 0 tune "${TUNE_MINUTES:-9.3}" --loads 1,4,16,64,256
-    SPECBATCH_MODES=plain,ngram,eagle3 on 0 bench 0.05 --loads 1,4,16,64,256
+    tuned "${TUNE_MINUTES:-9.3}"
     wait $measuring
 }
 
 third() {
-    RESULTS=$kept/ks KV_GIB=4 LOADS=1,4,16 on 0 modes plain eagle3-2 eagle3-3 eagle3-5 ngram-2 ngram-8 &
+    RESULTS=$kept/bulk ROWS=${ROWS:-5000} on 1 bulk generate system &
     local measuring=$!
-    ROWS=${ROWS:-6500} on 1 bulk generate system
+    tuned "${TUNE_MINUTES:-6}"
     wait $measuring
+}
+
+fourth() {
+    RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5 &
+    local measuring=$!
+    RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-2 ngram-3 ngram-5 ngram-8
+    wait $measuring
+}
+
+tuned() {
+    SPECBATCH_MODES=plain,ngram,eagle3 on 0 tune "$1" --loads 1,4,16,64,256
+    SPECBATCH_MODES=plain,ngram,eagle3 on 0 bench 0.05 --loads 1,4,16,64,256
 }
 
 (while sleep 8; do keep; done) &

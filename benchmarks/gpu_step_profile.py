@@ -143,7 +143,7 @@ def profile(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def _trace(llm: Any, arguments: argparse.Namespace, k: int) -> float:
-    """Trace some steps; returns the seconds that those before them took each, not traced."""
+    """Trace some steps; returns the seconds that those after them take each, not traced: the first ones compile kernels."""
     from vllm import SamplingParams
 
     parameters = SamplingParams(temperature=0, max_tokens=(SKIPPED + 2 * TRACED) * (k + 2), ignore_eos=True)
@@ -151,12 +151,11 @@ def _trace(llm: Any, arguments: argparse.Namespace, k: int) -> float:
     for number, messages in enumerate(asked):
         llm.llm_engine.add_request(str(number), _prompt(llm, messages), parameters)
     _step(llm, SKIPPED)
-    began = time.monotonic()
-    unprofiled = _step(llm, TRACED) and (time.monotonic() - began) / TRACED
     llm.start_profile()
     _step(llm, TRACED)
     llm.stop_profile()
-    return unprofiled
+    began = time.monotonic()
+    return _step(llm, TRACED) and (time.monotonic() - began) / TRACED
 
 
 def _step(llm: Any, steps: int) -> bool:

@@ -11,7 +11,7 @@ from specbatch.trial import Point
 from specbatch.tuning import BULK, LOADS
 
 TASKS = (TaskType.CODE, TaskType.JSON, TaskType.CHAT)
-OTHER_K = {Mode.NGRAM: (2, 8), Mode.DRAFT_MODEL: (2, 3), Mode.EAGLE: (3,), Mode.EAGLE3: (3,)}
+OTHER_K = {Mode.NGRAM: (2, 8), Mode.DRAFT_MODEL: (2, 3), Mode.EAGLE: (3, 2), Mode.EAGLE3: (3, 2)}
 
 Item = tuple[Mode, int, tuple[Point, ...]]
 

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     engine_args: str = Field("", description="Further words of vLLM's command line, as `vllm serve` takes them; they win.")
 
     draft: str | None = Field(None, description="The draft model of mode draft_model: an id or a folder.")
-    draft_tokens: int = Field(5, ge=1, le=MOST_TOKENS, description="K: tokens drafted a step in mode draft_model.")
+    draft_tokens: int = Field(4, ge=1, le=MOST_TOKENS, description="K: tokens that a draft or a head drafts a step.")
     draft_tensor_parallel_size: int | None = Field(None, ge=1, description="GPUs that the draft spreads over; the target's when unset.")
     draft_quantization: str | None = None
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"

@@ -32,7 +32,7 @@ _BY_TASK = {
 }
 CROSSOVER: dict[Mode, dict[TaskType, int]] = {mode: dict(zip(TaskType, loads, strict=True)) for mode, loads in _BY_TASK.items()}
 
-DEFAULT_K = {Mode.NGRAM: 4, Mode.DRAFT_MODEL: 5, Mode.EAGLE: 5, Mode.EAGLE3: 5}  # the modes whose K vLLM can schedule
+DEFAULT_K = dict.fromkeys((Mode.NGRAM, Mode.DRAFT_MODEL, Mode.EAGLE, Mode.EAGLE3), 4)  # the modes whose K vLLM can schedule
 LARGEST_BATCH = 65_536  # a schedule's end; vLLM cuts it at max_num_seqs
 
 

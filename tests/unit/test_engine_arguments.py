@@ -73,7 +73,7 @@ def after(words: list[str], flag: str) -> str:
         (
             Mode.EAGLE3,
             {"eagle": "org/head"},
-            {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1},
+            {"method": "eagle3", "model": "org/head", "num_speculative_tokens": 4, "draft_tensor_parallel_size": 1},
         ),
     ],
 )
