@@ -5,7 +5,7 @@
 #   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: an EAGLE-3 head
 #   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`                1: the same modes at more loads, and a step at 16
 #   bash benchmarks/gpu_pair.sh third          0: `tune` goes on, then `bench`    1: bulk: LLM.generate, then the whole system
-#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K
+#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K, a draft of 0.5 B parameters
 #
 # $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
 set -uo pipefail
@@ -79,7 +79,8 @@ third() {
 fourth() {
     RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5 &
     local measuring=$!
-    RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-2 ngram-3 ngram-5 ngram-8
+    RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-3 ngram-5 ngram-8
+    DRAFT=$home/draft-half RESULTS=$kept/half KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-2 draft-4
     wait $measuring
 }
 

@@ -43,8 +43,9 @@ unpack() {
     add_wheels
 }
 
-widen() {
+widen() { # the target to 7.0 B parameters; the draft, beside itself, to 0.5 B
     [ -f "$home/big/config.json" ] || python3 "$home/kit/widen.py" "$home/smollm2-135m" "$home/big" 18 18944 30
+    [ -f "$home/draft-half/config.json" ] || python3 "$home/kit/widen.py" "$home/draft" "$home/draft-half" 8 4864 24
 }
 
 add_wheels() {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from matplotlib.figure import Figure
 
 from specbatch import embedded, migration
 from specbatch.settings import Settings
@@ -125,32 +126,13 @@ def save(name: str, document: Mapping[str, Any]) -> Path:
 
 
 def plot(name: str, title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Path:
-    """Lines as SVG, so that no plotting library is needed for one picture."""
-    width, height, left, top, right, bottom = 760, 360, 60, 40, 20, 50
-    points = [point for line in series.values() for point in line]
-    most_x, most_y = max(point[0] for point in points) or 1.0, max(point[1] for point in points) * 1.05 or 1.0
-    colours = ("#1f6feb", "#d1242f", "#2da44e", "#8250df")
-
-    def place(point: tuple[float, float]) -> str:
-        across = left + point[0] / most_x * (width - left - right)
-        return f"{across:.1f},{height - bottom - point[1] / most_y * (height - top - bottom):.1f}"
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="22" font-size="15">{title}</text>',
-        f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">{x}</text>',
-        f'<text x="16" y="{height / 2}" text-anchor="middle" transform="rotate(-90 16 {height / 2})">{y}</text>',
-    ]
-    for step in range(6):
-        at_x, at_y = most_x * step / 5, most_y * step / 5
-        across, up = place((at_x, at_y)).split(",")
-        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{up}" y2="{up}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{float(up) + 4:.1f}" text-anchor="end">{at_y:.0f}</text>')
-        parts.append(f'<text x="{across}" y="{height - bottom + 16}" text-anchor="middle">{at_x:.0f}</text>')
-    for number, (label, line) in enumerate(series.items()):
-        colour = colours[number % len(colours)]
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(map(place, line))}"/>')
-        parts.append(f'<text x="{width - right - 8}" y="{top + 16 * number}" text-anchor="end" fill="{colour}">{label}</text>')
+    """Lines, as SVG."""
+    figure = Figure(figsize=(7.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for label, line in series.items():
+        axes.plot(*zip(*line, strict=True), label=label, linewidth=1.2, marker="o" if len(line) < 20 else None)
+    axes.set(title=title, xlabel=x, ylabel=y, xlim=(0, None), ylim=(0, None))
+    figure.legend(loc="outside right upper")
     path = RESULTS / f"{name}.svg"
-    path.write_text("\n".join([*parts, "</svg>"]) + "\n", encoding="utf-8")
+    figure.savefig(path, metadata={"Date": None})
     return path

@@ -1,6 +1,7 @@
 """What memory across rows is worth: drafts accepted as a batch goes on, in mode suffix with and without its memory, beside ngram and plain.
 
     python benchmarks/suffix.py [--tasks json,chat] [--rows 48] [--at-once 8] [--max-tokens 96] [--dtype bfloat16]
+    python benchmarks/suffix.py --draw suffix,suffix-chat      # what was measured before, as one picture
 
 Greedy rows of specbatch/workload.py, in their order, the next as soon as one is answered. Each way has an engine of its own; the rows of a
 task follow those of the one before. Writes benchmarks/results/suffix.json. Needs the extra `suffix`.
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from observer import machine, save
+from observer import RESULTS, machine, plot, save
 
 from specbatch import workload
 from specbatch.domain import Measurement, Mode, TaskType
@@ -45,7 +46,11 @@ async def main() -> None:
     parser.add_argument("--model", default=BUILTIN_MODEL)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--name", default="suffix")
+    parser.add_argument("--draw", metavar="NAMES", help="measure nothing: draw these results")
     asked = parser.parse_args()
+    if asked.draw:
+        print(f"wrote {draw(asked.draw.split(','))}")
+        return
     tasks = [TaskType(name) for name in asked.tasks.split(",")]
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="specbatch-bench-") as folder:
@@ -95,6 +100,20 @@ def _shares(rows: Sequence[Measurement]) -> dict[str, Any]:
         "from_drafts": round(accepted / generated, 3),
         "acceptance": round(accepted / drafted, 3) if drafted else None,
     }
+
+
+def draw(names: Sequence[str]) -> Path:
+    """The share of tokens that came from accepted drafts, against the rows of its kind that the engine had seen."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for name in names:
+        document = json.loads((RESULTS / f"{name}.json").read_text())
+        for way, tasks in document["ways"].items():
+            for task, result in tasks.items():
+                if way != "plain":
+                    size = document["asked"]["rows"] / len(result["parts"])
+                    shares = [part["from_drafts"] for part in result["parts"]]
+                    series[f"{task}, {way}"] = [(size * (number + 0.5), share) for number, share in enumerate(shares)]
+    return plot("suffix", "What drafts are worth as a batch goes on", "rows seen", "share of tokens from accepted drafts", series)
 
 
 if __name__ == "__main__":
