@@ -16,7 +16,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.errors import EngineStartError
 from specbatch.machine import Machine, this_machine
 from specbatch.policy import DRAFTERS
-from specbatch.serving import offered_modes, resolve_model
+from specbatch.serving import MAX_NUM_SEQS, offered_modes, resolve_model
 from specbatch.settings import Settings
 from specbatch.store import speeds
 from specbatch.trial import Point, Trial
@@ -142,10 +142,10 @@ def tuned(ctx: Context, mode: Mode) -> Settings:
     largest = max(each.k for each in found if each.mode is mode)
     most = getattr(settings, name) if name in settings.model_fields_set else largest
     steps = schedule(known, mode, most, every_task=Mode.PLAIN not in offered_modes(settings))
-    k = max(step[2] for step in steps)
-    if k == 0:  # it never paid: whoever asks for the mode nevertheless gets it
+    reached = [k for first, _, k in steps if first <= (settings.max_num_seqs or MAX_NUM_SEQS)]
+    if not any(reached):  # it never paid: whoever asks for the mode nevertheless gets it
         return settings
-    return settings.model_copy(update={name: k, "tokens_by_batch_size": steps if len(steps) > 1 else ()})
+    return settings.model_copy(update={name: max(reached), "tokens_by_batch_size": steps if len(reached) > 1 else ()})
 
 
 def start_seconds(ctx: Context) -> dict[Mode, float]:

@@ -264,6 +264,15 @@ def test_what_the_user_set_stays(ctx: Context, given: dict[str, Any], k: int, st
     assert (settings.ngram_tokens, settings.tokens_by_batch_size) == (k, steps)
 
 
+def test_an_engine_that_cannot_hold_more_requests_than_pay_gets_one_k(ctx: Context) -> None:
+    keep(ctx, *pair(TaskType.CODE, 16, 100, 150, 8), *pair(TaskType.CODE, 64, 100, 50, 8), *pair(TaskType.CODE, 256, 100, 50, 8))
+    small = replace(ctx, settings=ctx.settings.model_copy(update={"max_num_seqs": 16}))
+    settings = tuning.tuned(small, Mode.NGRAM)
+    assert (settings.ngram_tokens, settings.tokens_by_batch_size) == (8, ())
+    larger = replace(ctx, settings=ctx.settings.model_copy(update={"max_num_seqs": 17}))
+    assert tuning.tuned(larger, Mode.NGRAM).tokens_by_batch_size == ((1, 16, 8), (17, 65_536, 0))
+
+
 def test_a_mode_that_never_paid_drafts_as_the_settings_say(ctx: Context) -> None:
     keep(ctx, *pair(TaskType.CODE, 256, 100, 50))
     assert tuning.tuned(ctx, Mode.NGRAM) is ctx.settings
