@@ -2,10 +2,10 @@
 # Half an hour on a host with two GPUs, in calls of at most ten minutes: what docs/benchmarks.md reports, and what is to be measured next.
 # gpu_session.sh says what has to be there.
 #
-#   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: an EAGLE-3 head
+#   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: heads, a parallel draft
 #   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`                1: the same modes at more loads, and a step at 16
 #   bash benchmarks/gpu_pair.sh third          0: `tune` goes on, then `bench`    1: bulk: LLM.generate, then the whole system
-#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K, a draft of 0.5 B parameters
+#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K, two other drafts
 #
 # $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
 set -uo pipefail
@@ -28,7 +28,7 @@ on() { # GPU COMMAND...: a command of gpu_session.sh
 head_and_text() {
     TEXT_MINUTES=${TEXT_MINUTES:-2.2} TEXT_ROWS=${TEXT_ROWS:-1024} NAME=eagle3-early on 1 train 3 "${EARLY_MINUTES:-0.3}" --rows 64
     touch "$home/early"
-    NAME=eagle1 on 1 train 1 "${HEAD_MINUTES:-4.5}" --rows 64 & # beside them, for its acceptance
+    on 1 train parallel "${HEAD_MINUTES:-4.5}" --rows 64 &
     for lr in 1e-3 3e-3; do
         NAME=eagle3-$lr on 1 train 3 "${HEAD_MINUTES:-4.5}" --rows 64 --lr "$lr" &
     done
@@ -80,6 +80,7 @@ fourth() {
     RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5 &
     local measuring=$!
     RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-3 ngram-5 ngram-8
+    DRAFT=$home/parallel RESULTS=$kept/parallel KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-4 draft-8
     DRAFT=$home/draft-half RESULTS=$kept/half KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-2 draft-4
     wait $measuring
 }

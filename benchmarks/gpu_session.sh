@@ -5,6 +5,7 @@
 #   bash benchmarks/gpu_session.sh install KIT              unpack KIT/part.* (vLLM 0.33.0, a 135M model, a draft) and make the 7 B target
 #                                                           (`unpack KIT` and `widen` do one each)
 #   bash benchmarks/gpu_session.sh train 3 MINUTES          an EAGLE-3 head (or 1: EAGLE) on text of the 135M model, widened for the 7 B one
+#   bash benchmarks/gpu_session.sh train parallel MINUTES   a draft of six layers that drafts all its tokens in one pass; DRAFT=~/gpu/parallel
 #   bash benchmarks/gpu_session.sh profile plain draft-4    a step of each; LOAD requests at once (1)
 #   bash benchmarks/gpu_session.sh modes plain ngram-4      engines one by one; LOADS=1,4,16 for fewer points; KV_GIB=20 to start them together
 #   bash benchmarks/gpu_session.sh bulk generate system     ROWS mixed rows at once (1500)
@@ -68,13 +69,15 @@ profile() {
 }
 
 train() {
-    local generation=$1 minutes=$2
+    local what=$1 minutes=$2
     shift 2
-    local small=${SMALL:-$home/smollm2-135m}
-    local name=${NAME:-eagle$generation}
-    [ -f "$home/text.safetensors" ] || python3 "$repository/tools/train_draft.py" text "$small" --out "$home/text.safetensors" --minutes "${TEXT_MINUTES:-2.5}" --rows "${TEXT_ROWS:-512}"
-    python3 "$repository/tools/train_draft.py" head "$small" --text "$home/text.safetensors" --out "$home/$name" --generation "$generation" --minutes "$minutes" "$@" | tee "$out/train-$name.json"
-    python3 "$repository/tools/widen_head.py" "$home/$name" "$big" "$home/$name-big"
+    local name=eagle$what how=(head --generation "$what")
+    [ "$what" = parallel ] && name=parallel how=(draft --layers 6 --parallel)
+    name=${NAME:-$name}
+    local small=${SMALL:-$home/smollm2-135m} text=$home/text.safetensors tool=$repository/tools/train_draft.py
+    [ -f "$text" ] || python3 "$tool" text "$small" --out "$text" --minutes "${TEXT_MINUTES:-2.5}" --rows "${TEXT_ROWS:-512}"
+    python3 "$tool" "${how[0]}" "$small" --text "$text" --out "$home/$name" "${how[@]:1}" --minutes "$minutes" "$@" | tee "$out/train-$name.json"
+    [ "$what" = parallel ] || python3 "$repository/tools/widen_head.py" "$home/$name" "$big" "$home/$name-big"
 }
 
 tuned() {

@@ -169,3 +169,28 @@ class StandaloneDraft(nn.Module):  # type: ignore[misc]
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
             if (self.source / name).exists():
                 shutil.copy(self.source / name, folder)
+
+
+class ParallelDraft(StandaloneDraft):
+    """A standalone draft that reads a mask where its own tokens would stand, and so drafts all of them in one pass (arXiv 2504.18583)."""
+
+    def __init__(self, target: Any, layers: int, source: Path, mask: int) -> None:
+        super().__init__(target, layers, source)
+        self.model.config.pard_token = mask  # where vLLM looks for it
+
+    def drafts(self, tokens: torch.Tensor, states: tuple[torch.Tensor, ...], steps: int) -> Iterator[torch.Tensor]:
+        """One pass over the text and, behind it, the masks of every anchor: all first ones, then all second ones, and so on."""
+        rows, length = tokens.shape
+        anchors, masks = length - steps, steps - 1
+        here = torch.arange(length, device=tokens.device)
+        after = [here[:anchors] + 2 + number for number in range(masks)]
+        ids = torch.cat([tokens, tokens.new_full((rows, masks * anchors), self.model.config.pard_token)], 1)
+        seen = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
+        text = seen[1 : 1 + anchors].repeat(masks, 1)  # a mask sees what its anchor's next token sees, and that anchor's masks up to itself
+        own = torch.eye(anchors, dtype=torch.bool, device=tokens.device)
+        earlier = torch.kron(torch.ones(masks, masks, dtype=torch.bool, device=tokens.device).tril(), own)
+        visible = torch.cat([torch.cat([seen, seen.new_zeros(length, masks * anchors)], 1), torch.cat([text, earlier], 1)])
+        places = torch.cat([here, *after])[None]
+        features = self.model.model(ids, position_ids=places, attention_mask=visible[None, None]).last_hidden_state
+        yield features[:, 1 : 1 + anchors]
+        yield from features[:, length:].split(anchors, 1)

@@ -2,7 +2,7 @@
 
     python tools/train_draft.py text MODEL --out TEXT.safetensors --tokens 4000000 --minutes 3
     python tools/train_draft.py head MODEL --text TEXT.safetensors --out FOLDER --generation 3 --minutes 4
-    python tools/train_draft.py draft MODEL --text TEXT.safetensors --out FOLDER --layers 4 --minutes 4
+    python tools/train_draft.py draft MODEL --text TEXT.safetensors --out FOLDER --layers 4 --minutes 4 [--parallel]
 
 MODEL is a folder (`python -m worker.builtin CACHE` prints the built-in model's). The text is kept as token ids; the target's hidden states
 are computed a batch at a time and never stored. The last line printed is JSON: for each draft position the share of drafts that is accepted
@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from draft_heads import Drafter, EagleHead, StandaloneDraft
+from draft_heads import Drafter, EagleHead, ParallelDraft, StandaloneDraft
 from draft_text import Text, joined, prompts
 from draft_text import write as written
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -108,11 +108,18 @@ def draft(
     lr: Rate = 5e-4,
     steps: Steps = 4,
     seed: int = 0,
+    parallel: Annotated[bool, typer.Option("--parallel", help="Draft all tokens in one pass, reading a mask in their places.")] = False,
+    mask: Annotated[int | None, typer.Option(help="The mask: a token that no text holds; the vocabulary's last when unset.")] = None,
 ) -> None:
     """Distil a standalone draft."""
+    if parallel and steps < 2:
+        raise typer.BadParameter("a draft of one token has nothing to mask: leave out --parallel", param_hint="--steps")
     torch.manual_seed(seed)
     target = load(model)
-    train(StandaloneDraft(target, layers, model), target, Text.load(source), out, Schedule(minutes, batches, rows, lr, steps, unrolled=1))
+    unread = target.config.vocab_size - 1 if mask is None else mask
+    drafter = ParallelDraft(target, layers, model, unread) if parallel else StandaloneDraft(target, layers, model)
+    schedule = Schedule(minutes, batches, rows, lr, steps, unrolled=steps if parallel else 1)
+    train(drafter, target, Text.load(source), out, schedule)
 
 
 @dataclass(frozen=True, slots=True)

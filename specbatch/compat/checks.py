@@ -72,4 +72,5 @@ def check(
         findings=findings,
         memory=estimate,
         use_heterogeneous_vocab=tokens.needs_heterogeneous_vocab(pair),
+        parallel_drafting=not pair.is_head and "pard_token" in pair.draft.config,
     )

@@ -85,7 +85,11 @@ class Memory(BaseModel):
 
 
 class Report(BaseModel):
-    """`use_heterogeneous_vocab` tells the engine to set vLLM's option of that name: same tokens, embeddings padded to different sizes."""
+    """What else tells the engine to set vLLM's options of these names.
+
+    `use_heterogeneous_vocab`: same tokens, embeddings padded to different sizes. `parallel_drafting`: the draft was trained to draft all K
+    tokens in one pass (PARD, arXiv 2504.18583).
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -95,6 +99,7 @@ class Report(BaseModel):
     findings: tuple[Finding, ...]
     memory: Memory
     use_heterogeneous_vocab: bool = False
+    parallel_drafting: bool = False
 
     @computed_field  # type: ignore[prop-decorator]
     @property

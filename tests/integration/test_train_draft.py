@@ -1,4 +1,4 @@
-"""tools/train_draft.py on a tiny target: vLLM loads the head, and accepts what it drafts as often as training said."""
+"""tools/train_draft.py on a tiny target: vLLM loads what was trained, and accepts what it drafts as often as training said."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def tool(*arguments: object) -> dict[str, Any]:
     return told
 
 
-async def acceptance(settings: Settings, prompts: list[str]) -> float:
+async def acceptance(settings: Settings, mode: Mode, prompts: list[str]) -> float:
     """Accepted over drafted tokens, greedily."""
-    engine = build(settings, Mode.EAGLE)
+    engine = build(settings, mode)
     try:
         await engine.start()
         for number, prompt in enumerate(prompts):
@@ -50,16 +50,36 @@ async def acceptance(settings: Settings, prompts: list[str]) -> float:
         await engine.stop()
 
 
-def test_a_trained_head_drafts_in_vllm_as_well_as_training_said(tmp_path: Path, looping_llama: Path) -> None:
-    asked = [line[start : start + 24] for line in CORPUS.strip().splitlines() for start in range(0, len(line) - 24, 4)]
-    prompts, text, head = tmp_path / "prompts.txt", tmp_path / "text.safetensors", tmp_path / "head"
-    prompts.write_text("\n".join(asked[::2]))
+ASKED = [line[start : start + 24] for line in CORPUS.strip().splitlines() for start in range(0, len(line) - 24, 4)]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory, looping_llama: Path) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "prompts.txt").write_text("\n".join(ASKED[::2]))
     short = ("--tokens", 6000, "--rows", 32, "--prompt-tokens", 64, "--answer-tokens", 32)
-    tool("text", looping_llama, "--out", text, "--prompts", prompts, *short)
-    fast = ("--minutes", 10, "--batches", 80, "--rows", 16, "--lr", 0.003, "--steps", K)
-    told = tool("head", looping_llama, "--text", text, "--out", head, "--generation", 1, *fast)
+    tool("text", looping_llama, "--out", folder / "text.safetensors", "--prompts", folder / "prompts.txt", *short)
+    return folder / "text.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [
+        (Mode.EAGLE, ("head", "--generation", 1)),
+        (Mode.EAGLE3, ("head", "--generation", 3)),
+        (Mode.DRAFT_MODEL, ("draft", "--layers", 1, "--parallel")),
+    ],
+    ids=["eagle", "eagle3", "a parallel draft"],
+)
+def test_what_was_trained_drafts_in_vllm_as_well_as_training_said(
+    tmp_path: Path, looping_llama: Path, text: Path, mode: Mode, what: tuple[object, ...]
+) -> None:
+    command, *options = what
+    fast = ("--minutes", 10, "--batches", 120, "--rows", 16, "--lr", 0.003, "--steps", K)
+    told = tool(command, looping_llama, "--text", text, "--out", tmp_path / "made", *options, *fast)
     untrained, trained = sum(told["untrained"]) / K, sum(told["trained"]) / K
-    settings = Settings(data_dir=tmp_path, model=str(looping_llama), eagle=str(head), draft_tokens=K, dtype="float32")
-    measured = asyncio.run(acceptance(settings, asked[1:24:2]))
+    made: dict[str, Any] = {"draft" if mode is Mode.DRAFT_MODEL else "eagle": str(tmp_path / "made")}
+    settings = Settings(data_dir=tmp_path, model=str(looping_llama), draft_tokens=K, dtype="float32", max_model_len=256, **made)
+    measured = asyncio.run(acceptance(settings, mode, ASKED[1:24:2]))
     assert measured > untrained + 0.2
     assert measured == pytest.approx(trained, abs=0.15)

@@ -265,6 +265,12 @@ def test_memory_adds_weights_and_kv_cache(tiny_llama: Path, eagle_head: Path) ->
     assert check(tiny_llama, eagle_head, mode=Mode.EAGLE3).memory.draft_kv_bytes_per_token == 128
 
 
+def test_a_draft_that_reads_masks_is_known_by_its_config(tmp_path: Path, tiny_llama: Path, noisy_draft: Path) -> None:
+    parallel = copy_with_config(noisy_draft, tmp_path / "parallel", pard_token=7)
+    assert check(tiny_llama, parallel).parallel_drafting
+    assert not check(tiny_llama, noisy_draft).parallel_drafting
+
+
 def test_memory_is_of_one_device(tiny_llama: Path, wide_llama: Path) -> None:
     one = check(wide_llama, wide_llama).memory
     two = check(wide_llama, wide_llama, tensor_parallel=2, draft_tensor_parallel=2).memory

@@ -87,6 +87,15 @@ def test_a_mode_without_its_draft_says_what_to_set(mode: Mode, variable: str) ->
         speculative_config(settings(), mode)
 
 
+def test_a_draft_made_for_it_drafts_in_one_pass() -> None:
+    config = speculative_config(settings(draft="org/draft"), Mode.DRAFT_MODEL, parallel_drafting=True)
+    assert config is not None
+    assert config["parallel_drafting"] is True
+    words = arguments(settings(draft="org/draft"), Mode.DRAFT_MODEL, "org/target", cpu=False, parallel_drafting=True)
+    assert json.loads(after(words, "--speculative-config")) == config
+    assert "parallel_drafting" not in (speculative_config(settings(draft="org/draft"), Mode.DRAFT_MODEL) or {})
+
+
 def test_k_by_batch_size_reaches_every_mode_but_suffix() -> None:
     fields = {"tokens_by_batch_size": "1-8:5,9-512:0", "draft": "org/draft", "eagle": "org/head"}
     for mode in Mode:

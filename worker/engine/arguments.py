@@ -18,11 +18,14 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # the one variable that depends on the mode
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "i8mm"})  # /proc/cpuinfo, x86 and arm64
 
 
-def speculative_config(settings: Settings, mode: Mode, *, padded_vocabulary: bool = False) -> dict[str, Any] | None:
+def speculative_config(
+    settings: Settings, mode: Mode, *, padded_vocabulary: bool = False, parallel_drafting: bool = False
+) -> dict[str, Any] | None:
     """vLLM's `speculative_config` for a mode; None for plain decoding. Raises EngineStartError where a draft or a head is missing.
 
     K by batch size reaches every mode but suffix, whose drafts vary in length by themselves. `padded_vocabulary`: target and draft have
-    the same tokens, and embeddings padded to different sizes, as in the Qwen2.5 family.
+    the same tokens, and embeddings padded to different sizes, as in the Qwen2.5 family. `parallel_drafting`: the draft drafts all its
+    tokens in one pass.
     """
     match mode:
         case Mode.PLAIN:
@@ -48,6 +51,8 @@ def speculative_config(settings: Settings, mode: Mode, *, padded_vocabulary: boo
             config["draft_sample_method"] = settings.draft_sample_method
             if padded_vocabulary:
                 config["use_heterogeneous_vocab"] = True
+            if parallel_drafting:
+                config["parallel_drafting"] = True
             if settings.draft_quantization is not None:
                 config["quantization"] = settings.draft_quantization
             if settings.max_model_len is not None:
@@ -69,7 +74,9 @@ def _named(value: str | None, name: str, mode: Mode) -> str:
     return value
 
 
-def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool, padded_vocabulary: bool = False) -> list[str]:
+def arguments(
+    settings: Settings, mode: Mode, model: str, *, cpu: bool, padded_vocabulary: bool = False, parallel_drafting: bool = False
+) -> list[str]:
     """The command line of `vllm serve` for these settings; `model` is the resolved id or folder."""
     flags: dict[str, object] = {
         "--model": model,
@@ -85,7 +92,7 @@ def arguments(settings: Settings, mode: Mode, model: str, *, cpu: bool, padded_v
         "--tool-call-parser": settings.tool_call_parser,
         "--reasoning-parser": settings.reasoning_parser,
     }
-    config = speculative_config(settings, mode, padded_vocabulary=padded_vocabulary)
+    config = speculative_config(settings, mode, padded_vocabulary=padded_vocabulary, parallel_drafting=parallel_drafting)
     if config is not None:
         flags |= {"--speculative-config": json.dumps(config), "--per-request-spec-decode-metrics": "summary"}
     switches = {

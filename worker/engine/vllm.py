@@ -131,7 +131,7 @@ class VllmEngine:
         """In a thread: check, make the built-in model, import vLLM, start its processes. Sets the engine, returns the arguments."""
         model = str(builtin.folder(self._settings.cache_dir)) if self.model == BUILTIN_MODEL else self.model
         preflight.check(self._settings, self.mode, model, cpu=self._cpu)
-        padded = self._fit()
+        told = self._fit()
         log = self._settings.home / "logs" / "engine.log"
         written = logs.prepare(self._settings, log)
         wanted = environment(self._settings, self.mode, model, log.with_suffix(".json"))
@@ -140,20 +140,20 @@ class VllmEngine:
         os.environ.update({name: value for name, value in wanted.items() if name not in GIVEN})
         try:
             with logs.quiet_processes(self._settings, log):
-                parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu, padded_vocabulary=padded))
+                parsed = _parse(arguments(self._settings, self.mode, model, cpu=self._cpu, **told))
                 self._engine = _async_llm(parsed, self._counts)
         except (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as failed:
             said = log.read_text(encoding="utf-8", errors="replace")[written:] if log.exists() else ""
             raise preflight.explain(failed, said, log, model) from failed
         return parsed
 
-    def _fit(self) -> bool:
-        """Whether target and draft have the same tokens in embeddings of different sizes. Raises EngineStartError where they do not fit."""
+    def _fit(self) -> dict[str, bool]:
+        """What the files of target and draft say of how to run them. Raises EngineStartError where they do not fit."""
         report = fitness.report(self._settings, self.mode)
         if report is None:
-            return False
+            return {}
         report.require()
-        return report.use_heterogeneous_vocab
+        return {"padded_vocabulary": report.use_heterogeneous_vocab, "parallel_drafting": report.parallel_drafting}
 
     def _peak_memory(self) -> int | None:
         if self._cpu:
