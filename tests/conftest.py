@@ -38,10 +38,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Among parallel test processes, one has all tests with vLLM: an engine takes every core and 2 GiB, and is shared by its tests."""
+    """Among parallel test processes, one has all tests with vLLM: an engine takes every core and 2 GiB, and is shared by its tests.
+
+    `mark.vllm("name")` is a second group: tests that mostly do something else, or the first would be the last to end.
+    """
     for item in items:
-        if item.get_closest_marker("vllm"):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
+        if mark := item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group(*(mark.args or ("vllm",))))
 
 
 @pytest.fixture(scope="session")
