@@ -38,9 +38,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Among parallel test processes, one has all tests with vLLM: an engine takes every core and 2 GiB, and is shared by its tests.
+    """Tests with vLLM run one after the other: an engine takes every core and 2 GiB, and is shared by its tests.
 
-    `mark.vllm("name")` is a second group: tests that mostly do something else, or the first would be the last to end.
+    `mark.vllm("second")` puts some of them into a second queue beside the first, which would else be the last to end by minutes.
     """
     for item in items:
         if mark := item.get_closest_marker("vllm"):

@@ -15,7 +15,7 @@ from worker import builtin
 from worker.engine import build
 
 pytestmark = [
-    pytest.mark.vllm,
+    pytest.mark.vllm("second"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

@@ -72,7 +72,7 @@ def test_twenty_switches_of_scripted_engines(settings: Settings) -> None:
     switch_often(settings, [Mode.NGRAM, Mode.PLAIN], 20)
 
 
-@pytest.mark.vllm
+@pytest.mark.vllm("second")
 @pytest.mark.timeout(300)
 def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
     """Three of the twenty that the benchmark makes, in a process of their own as in a worker."""

@@ -20,7 +20,7 @@ from worker.engine import build
 ROOT = Path(__file__).parents[2]
 K = 2
 pytestmark = [
-    pytest.mark.vllm("training"),
+    pytest.mark.vllm("second"),
     pytest.mark.timeout(300),  # three processes that load torch, one after the other
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]

@@ -19,7 +19,7 @@ from worker.engine.base import Engine
 from worker.verify import verify
 
 pytestmark = [
-    pytest.mark.vllm,
+    pytest.mark.vllm("second"),
     pytest.mark.timeout(600),  # five engines start, one after the other
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
 ]
