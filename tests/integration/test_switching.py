@@ -73,12 +73,12 @@ def test_twenty_switches_of_scripted_engines(settings: Settings) -> None:
 
 
 @pytest.mark.vllm("second")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_switches_of_real_engines(tmp_path: Path, tiny_llama: Path) -> None:
     """Three of the twenty that the benchmark makes, in a process of their own as in a worker."""
     out = tmp_path / "switching.json"
     words = ["--model", str(tiny_llama), "--draft", str(tiny_llama), "--times", "3", "--out", str(out)]
-    ended = subprocess.run([sys.executable, str(SWITCHING), *words], capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run([sys.executable, str(SWITCHING), *words], capture_output=True, text=True, timeout=580, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     told = json.loads(out.read_text())
     readings = told["readings"]
