@@ -44,7 +44,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Three at once on two cores: many tests wait for leases and processes. Those with a vLLM engine stay one after another.
+# Three at once on two cores: many tests wait for leases and processes. Those with a vLLM engine stay in two queues (tests/conftest.py).
 test: lint
 	$(BIN)/pytest -n 3 --dist loadgroup
 
