@@ -42,6 +42,8 @@ from specbatch.tuning import LOADS, Speed, TuningTable, schedule
 TASKS = (TaskType.CODE, TaskType.JSON, TaskType.CHAT)
 BETWEEN = (8, 128)  # held out
 CAPTURED = (1, 2, 4, 5, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 512)
+WIDER = [*CAPTURED, 640, 768, 1024, 1280, 1536, 2048]
+WIDE = {"SPECBATCH_ENGINE_ARGS": "--compilation-config " + shlex.quote(json.dumps({"cudagraph_capture_sizes": WIDER}))}
 SCHEDULE = "1-64:4,65-65536:0"
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}  # this runner captures a standalone draft model; V2 of vLLM 0.33 runs it without graphs
 KS = (1, 2, 3, 4, 5, 8)
@@ -54,6 +56,9 @@ TRIALS: dict[str, tuple[Mode, int, dict[str, str]]] = {
     **{f"{name}-{k}": (mode, k, changes) for name, (mode, changes) in OF_EACH_K.items() for k in KS},
     "suffix-16": (Mode.SUFFIX, 16, {}),
     "plain-v1": (Mode.PLAIN, 0, V1),
+    "plain-wide": (Mode.PLAIN, 0, WIDE),  # graphs beyond the 512 tokens at which vLLM stops by itself
+    "ngram-4-wide": (Mode.NGRAM, 4, WIDE),
+    "eagle3-4-wide": (Mode.EAGLE3, 4, WIDE),
     "ngram-4-schedule": (Mode.NGRAM, 4, {"SPECBATCH_TOKENS_BY_BATCH_SIZE": SCHEDULE}),
     "ngram-4-v1": (Mode.NGRAM, 4, V1),  # on the CPU; V2 of vLLM 0.33 looks up on the GPU, whether it is asked for ngram or for ngram_gpu
     "ngram-4-gpu-v1": (Mode.NGRAM, 4, V1 | {"SPECBATCH_ENGINE_ARGS": NGRAM_GPU}),

@@ -5,7 +5,7 @@
 #   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: heads, a parallel draft
 #   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`                1: the same modes at more loads, and a step at 16
 #   bash benchmarks/gpu_pair.sh third          0: `tune` goes on, then `bench`    1: bulk: LLM.generate, then the whole system
-#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: n-grams K by K, two other drafts
+#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K, wider graphs    1: n-grams K by K, two other drafts
 #
 # $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
 set -uo pipefail
@@ -77,7 +77,10 @@ third() {
 }
 
 fourth() {
-    RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5 &
+    (
+        RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5
+        RESULTS=$kept/wide KV_GIB=20 LOADS=64,128,256 on 0 modes plain-wide ngram-4-wide eagle3-4-wide
+    ) &
     local measuring=$!
     RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-3 ngram-5 ngram-8
     DRAFT=$home/parallel RESULTS=$kept/parallel KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-4 draft-8
