@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import exp, log
+from math import log
 from statistics import fmean
 
 from specbatch.domain import Mode, TaskType
@@ -95,14 +95,14 @@ class TuningTable:
         """The largest load at which the mode is expected to pay: as measured, and beyond what was measured, the default."""
         return self._crossovers[mode, task]
 
-    def ratios(self, mode: Mode, *tasks: TaskType) -> dict[int, dict[int, float]]:
-        """Speed relative to plain, by load and then K: the geometric mean over the tasks (all, if none is named)."""
-        logs: dict[int, dict[int, list[float]]] = {}
+    def ratios(self, mode: Mode, task: TaskType) -> dict[int, dict[int, float]]:
+        """Speed relative to plain, by load, the smallest first, and then K."""
+        found: dict[int, dict[int, float]] = {}
         for speed in self.speeds:
-            plain = self._plain.get((speed.task, speed.load), 0.0)
-            if speed.mode is mode and (not tasks or speed.task in tasks) and plain > 0 and speed.tokens_per_second > 0:
-                logs.setdefault(speed.load, {}).setdefault(speed.k, []).append(log(speed.tokens_per_second / plain))
-        return {load: {k: exp(fmean(seen)) for k, seen in by_k.items()} for load, by_k in sorted(logs.items())}
+            plain = self._plain.get((task, speed.load), 0.0)
+            if (speed.mode, speed.task) == (mode, task) and plain > 0 and speed.tokens_per_second > 0:
+                found.setdefault(speed.load, {})[speed.k] = speed.tokens_per_second / plain
+        return dict(sorted(found.items()))
 
     @cached_property
     def _like(self) -> dict[TaskType, TaskType]:
@@ -152,8 +152,8 @@ def schedule(
     if mode not in DEFAULT_K:
         return ()
     most = DEFAULT_K[mode] if most is None else most
-    table = table or TuningTable()
-    ends = [(load, _best_k(table, mode, load, most, every_task)) for load in table.ratios(mode)]
+    by_task = [table.ratios(mode, task) for task in TaskType] if table is not None else []
+    ends = [(load, _best_k(by_task, load, most, every_task)) for load in sorted({load for ratios in by_task for load in ratios})]
     last_load, last_k = ends[-1] if ends else (0, most)
     default = max(CROSSOVER[mode].values())
     if default > last_load:
@@ -167,11 +167,11 @@ def schedule(
     return tuple(ranges)
 
 
-def _best_k(table: TuningTable, mode: Mode, load: int, most: int, every_task: bool) -> int:
-    """Each task's figures are those of its own measured load next above, as policy takes them."""
+def _best_k(by_task: Sequence[Mapping[int, Mapping[int, float]]], load: int, most: int, every_task: bool) -> int:
+    """Each task's ratios are those of its own measured load next above, as policy takes them."""
     weighed: dict[int, list[float]] = {}
-    for task in TaskType:
-        measured = next((by_k for at, by_k in table.ratios(mode, task).items() if at >= load), {})
+    for by_load in by_task:
+        measured = next((by_k for at, by_k in by_load.items() if at >= load), {})
         ratios = {k: ratio for k, ratio in measured.items() if k <= most}
         if every_task or max(ratios.values(), default=0.0) >= 1:
             for k, ratio in ratios.items():

@@ -326,7 +326,11 @@ ONE_K = st.builds(Speed, MODES, TASKS, LOADS, st.just(4), RATES).map(
 
 
 @given(
-    measured=st.lists(ONE_K, max_size=24).map(lambda speeds: TuningTable(tuple(speeds))), mode=st.sampled_from(list(DEFAULT_K)), load=LOADS
+    measured=st.lists(ONE_K, max_size=24, unique_by=lambda speed: (speed.mode, speed.task, speed.load)).map(
+        lambda speeds: TuningTable(tuple(speeds))
+    ),
+    mode=st.sampled_from(list(DEFAULT_K)),
+    load=LOADS,
 )
 def test_an_engine_drafts_where_policy_sends_it_rows(measured: TuningTable, mode: Mode, load: int) -> None:
     steps = schedule(measured, mode, 4)
