@@ -96,7 +96,7 @@ def fill(speeds: Sequence[Speed]) -> tuple[Speed, ...]:
         estimates = _estimates(points, task)
         for load in dict.fromkeys(load for _, load, _ in estimates):
             there = [estimate for estimate in estimates.values() if estimate.load == load]
-            if _around(points, load) <= {estimate.mode for estimate in there}:
+            if _around(points, load) <= {each.mode for each in (*there, *points) if each.load == load}:
                 filled += there
     known = {(speed.mode, speed.task, speed.load, speed.k) for speed in speeds}
     return (*(each for each in filled if (each.mode, each.task, each.load, each.k) not in known), *speeds)

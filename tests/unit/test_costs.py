@@ -120,6 +120,13 @@ def test_a_load_without_an_estimate_for_every_mode_stays_empty() -> None:
         assert max(speeds, key=lambda mode: speeds[mode]) is Mode.EAGLE3, (load, at)
 
 
+def test_a_load_that_another_mode_measured_is_estimated_for_the_rest() -> None:
+    ngram, eagle = machine(4), [replace(speed, mode=Mode.EAGLE3) for speed in machine(4) if speed.k]
+    at_eight = [point(Mode.PLAIN, 8, 0), point(Mode.NGRAM, 8, 4)]
+    filled = {(speed.mode, speed.load): speed.estimated for speed in fill([*ngram, *eagle, *at_eight])}
+    assert (filled[Mode.PLAIN, 8], filled[Mode.NGRAM, 8], filled[Mode.EAGLE3, 8]) == (False, False, True)
+
+
 def test_estimates_move_a_crossover_between_the_measured_loads() -> None:
     """On this machine ngram pays at 64 and no longer at 256: where it stops lies between."""
     assert point(Mode.NGRAM, 64, 4).tokens_per_second > point(Mode.PLAIN, 64, 0).tokens_per_second
