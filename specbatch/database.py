@@ -59,6 +59,12 @@ def record(found: sa.Result[Any]) -> Record | None:
     return None if row is None else row._asdict()
 
 
+def unlocked(tx: sa.Connection, query: sa.Select[Any]) -> sa.Select[Any]:
+    """Pass over rows that another transaction holds. Who writes several rows of a table that others write too picks them so: two that
+    wait for each other's rows are a deadlock."""
+    return query.with_for_update(skip_locked=True) if tx.dialect.name == "postgresql" else query  # SQLite has one writer at a time
+
+
 class Database:
     """Raises ServiceUnavailable from both kinds of transaction when the database does not answer."""
 

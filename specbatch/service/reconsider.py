@@ -10,6 +10,8 @@ from specbatch.serving import MAX_NUM_SEQS
 from specbatch.settings import Settings
 from specbatch.store import history, shards
 
+AT_ONCE = 100  # shards in a transaction: their rows are written too, and workers wait for SQLite's one writer
+
 
 def reconsider(ctx: Context) -> int:
     """Decide again for every kind of queued shard. Answers how many shards were sent to another mode."""
@@ -34,9 +36,14 @@ def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: boo
     if decision.mode is mode:
         return 0
     why = decision.reason if served else f"{mode} is not served: {offer.withheld.get(mode, 'no worker offers it')}. {decision.reason}"
-    with ctx.database.write() as tx:
-        # Of what was only demoted, each batch leaves one shard behind, to see whether that still holds.
-        return shards.redirect(tx, model, mode, task, named=named, to=decision.mode, why=why, leave=1 if served else 0)
+    leave = 1 if served else 0  # of what was only demoted, each batch leaves one shard behind, to see whether that still holds
+    moved = 0
+    while True:
+        with ctx.database.write() as tx:
+            some = shards.redirect(tx, model, mode, task, named=named, to=decision.mode, why=why, leave=leave, limit=AT_ONCE)
+        moved += some
+        if some < AT_ONCE:
+            return moved
 
 
 def most_at_once(settings: Settings, rows: int) -> int:

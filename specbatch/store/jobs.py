@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import Record, now, record, records
+from specbatch.database import Record, now, record, records, unlocked
 from specbatch.domain import JOB_TRANSITIONS, TERMINAL, JobStatus, Mode, Outcome, TaskType
 from specbatch.models import jobs
 
@@ -94,9 +94,7 @@ def move(tx: sa.Connection, job_id: str, to: JobStatus, values: Mapping[str, Any
 
 def lease_next(tx: sa.Connection, owner: str, seconds: float, work: sa.ColumnElement[bool]) -> Job | None:
     """Take the oldest job that `work` selects and nobody holds."""
-    free = sa.select(jobs.c.id).where(work, jobs.c.lease_until < now()).order_by(jobs.c.created_at, jobs.c.id).limit(1)
-    if tx.dialect.name == "postgresql":
-        free = free.with_for_update(skip_locked=True)
+    free = unlocked(tx, sa.select(jobs.c.id).where(work, jobs.c.lease_until < now()).order_by(jobs.c.created_at, jobs.c.id).limit(1))
     statement = (
         sa.update(jobs)
         .where(jobs.c.id == free.scalar_subquery(), jobs.c.lease_until < now())  # IN may ask again for each row, and lease several

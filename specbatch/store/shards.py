@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from specbatch.database import Record, now, records
+from specbatch.database import Record, now, records, unlocked
 from specbatch.domain import Claim, JobStatus, Mode, ShardStatus, TaskType
 from specbatch.models import jobs, results, rows, shards
 
 Shard = Record
 SUSPECT_LOSSES = 2  # lost so often, a shard is split before it runs again: one of its rows may be what kills engines
+_KEY = (shards.c.job_id, shards.c.shard_no)
 # A worker's first silence is forgiven: a machine that went away says nothing about the rows, and a suspect has to run alone.
 _SILENCE = sa.case((sa.or_(shards.c.attempt > 1, shards.c.losses > 0), 1), else_=0)
 
@@ -95,10 +96,10 @@ def put_back(tx: sa.Connection, claim: Claim, *, lost: bool, delay: float) -> bo
 def expire_leases(tx: sa.Connection, limit: int) -> list[Shard]:
     """Queue again every shard whose holder fell silent, and count the loss. A holder that renews meanwhile wins."""
     silent = (shards.c.status == ShardStatus.RUNNING, shards.c.lease_until < now())
-    dead = _unlocked(tx, sa.select(shards.c.job_id, shards.c.shard_no).where(*silent).limit(limit))
+    dead = unlocked(tx, sa.select(*_KEY).where(*silent).limit(limit))
     statement = (
         sa.update(shards)
-        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(dead), *silent)
+        .where(sa.tuple_(*_KEY).in_(dead), *silent)
         .values(status=ShardStatus.QUEUED, owner=None, losses=shards.c.losses + _SILENCE, published_at=0.0)
         .returning(shards)
     )
@@ -159,7 +160,7 @@ def bodies(tx: sa.Connection, claim: Claim, indexes: Sequence[int]) -> list[tupl
 def seize(tx: sa.Connection, job_id: str, limit: int) -> list[Shard]:
     """End queued shards of a stopped job; the caller settles what they owe in the same transaction. The attempt fences a late holder."""
     queued = (shards.c.job_id == job_id, shards.c.status == ShardStatus.QUEUED)
-    some = _unlocked(tx, sa.select(shards.c.shard_no).where(*queued).limit(limit))
+    some = unlocked(tx, sa.select(shards.c.shard_no).where(*queued).limit(limit))
     statement = (
         sa.update(shards)
         .where(*queued, shards.c.shard_no.in_(some))
@@ -204,11 +205,12 @@ def unpublished(
 
 
 def stamp_published(tx: sa.Connection, sent: Sequence[Shard]) -> None:
-    """Those claimed since are left as they are: one that came back already needs a message again."""
+    """Those claimed since are left as they are: one that came back already needs a message again. So are those in somebody's hands now:
+    he claims them, or stamps them himself; else they get a second message."""
     if sent:
         keys = [(shard["job_id"], shard["shard_no"], shard["attempt"]) for shard in sent]
-        same = sa.tuple_(shards.c.job_id, shards.c.shard_no, shards.c.attempt).in_(keys)
-        tx.execute(sa.update(shards).where(same, shards.c.status == ShardStatus.QUEUED).values(published_at=now()))
+        same = (sa.tuple_(*_KEY, shards.c.attempt).in_(keys), shards.c.status == ShardStatus.QUEUED)
+        tx.execute(sa.update(shards).where(sa.tuple_(*_KEY).in_(unlocked(tx, sa.select(*_KEY).where(*same)))).values(published_at=now()))
 
 
 def backlog(tx: sa.Connection, model: str) -> list[tuple[Mode, int, float]]:
@@ -229,26 +231,26 @@ def kinds(tx: sa.Connection) -> list[tuple[str, Mode, TaskType, bool, int]]:
     return [(model, Mode(mode), TaskType(task), bool(hand), int(many)) for model, mode, task, hand, many in tx.execute(query)]
 
 
-def redirect(tx: sa.Connection, model: str, mode: Mode, task: TaskType, *, named: bool, to: Mode, why: str, leave: int) -> int:
-    """Send queued shards of one kind to another mode, all but `leave` of each batch, and say so on their rows. Answers how many."""
+def redirect(tx: sa.Connection, model: str, mode: Mode, task: TaskType, *, named: bool, to: Mode, why: str, leave: int, limit: int) -> int:
+    """Send queued shards of one kind to another mode, all but `leave` of each batch, and say so on their rows.
+
+    At most `limit` of them; answers how many.
+    """
     rank = sa.func.row_number().over(partition_by=shards.c.job_id, order_by=shards.c.shard_no).label("rank")
     hand = jobs.c.named_mode.is_not(None) if named else jobs.c.named_mode.is_(None)
     ranked = (
-        sa.select(shards.c.job_id, shards.c.shard_no, rank)
+        sa.select(*_KEY, rank)
         .join(jobs, jobs.c.id == shards.c.job_id)
         .where(shards.c.model == model, shards.c.mode == mode, shards.c.task == task, shards.c.status == ShardStatus.QUEUED, hand)
         .subquery()
     )
     chosen = sa.select(ranked.c.job_id, ranked.c.shard_no).where(ranked.c.rank > leave)
-    statement = (
-        sa.update(shards)
-        .where(sa.tuple_(shards.c.job_id, shards.c.shard_no).in_(chosen), shards.c.status == ShardStatus.QUEUED)
-        .values(mode=to, published_at=0.0)
-        .returning(shards.c.job_id, shards.c.shard_no)
-    )
-    moved = list(tx.execute(statement))
-    for job_id, shard_no in moved:
-        tx.execute(sa.update(rows).where(rows.c.job_id == job_id, rows.c.shard_no == shard_no).values(mode=to, reason=why))
+    free = unlocked(tx, sa.select(*_KEY).where(sa.tuple_(*_KEY).in_(chosen), shards.c.status == ShardStatus.QUEUED).limit(limit))
+    statement = sa.update(shards).where(sa.tuple_(*_KEY).in_(free)).values(mode=to, published_at=0.0).returning(*_KEY)
+    moved = [tuple(key) for key in tx.execute(statement)]
+    if moved:
+        theirs = sa.tuple_(rows.c.job_id, rows.c.shard_no).in_(moved)
+        tx.execute(sa.update(rows).where(theirs).values(mode=to, reason=why))
     return len(moved)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from specbatch.database import Record, now, record
+from specbatch.database import Record, now, record, unlocked
 from specbatch.models import webhooks
 
 
@@ -18,9 +18,7 @@ def is_due(tx: sa.Connection) -> bool:
 
 def take(tx: sa.Connection, seconds: float) -> Record | None:
     """The announcement that is due longest, put off for so long: whoever delivers it says sooner how that went."""
-    due = sa.select(webhooks.c.id).where(webhooks.c.due_at <= now()).order_by(webhooks.c.due_at).limit(1)
-    if tx.dialect.name == "postgresql":
-        due = due.with_for_update(skip_locked=True)
+    due = unlocked(tx, sa.select(webhooks.c.id).where(webhooks.c.due_at <= now()).order_by(webhooks.c.due_at).limit(1))
     statement = sa.update(webhooks).where(webhooks.c.id.in_(due)).values(attempts=webhooks.c.attempts + 1, due_at=now() + seconds)
     return record(tx.execute(statement.returning(webhooks)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from specbatch.database import Database, Record, now, records
+from specbatch.database import Database, Record, now, records, unlocked
 from specbatch.domain import Mode
 from specbatch.models import workers
 
@@ -38,4 +38,5 @@ def alive(tx: sa.Connection, within_seconds: float) -> list[Worker]:
 
 
 def forget(tx: sa.Connection, after_seconds: float) -> None:
-    tx.execute(sa.delete(workers).where(workers.c.seen_at < now() - after_seconds))
+    silent = unlocked(tx, sa.select(workers.c.id).where(workers.c.seen_at < now() - after_seconds))
+    tx.execute(sa.delete(workers).where(workers.c.id.in_(silent)))

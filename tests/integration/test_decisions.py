@@ -186,7 +186,11 @@ def test_speeds_at_another_load_say_nothing(ctx: Context) -> None:
     assert modes(ctx, submit(ctx, lines([CODE]))) == {("code", "ngram"): 1}
 
 
-def test_a_running_batch_leaves_a_mode_that_proves_bad_but_for_one_shard(ctx: Context) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_a_running_batch_leaves_a_mode_that_proves_bad_but_for_one_shard(
+    ctx: Context, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconsider, "AT_ONCE", at_once)
     small = ctx.settings.model_copy(update={"shard_rows": 2, "max_num_seqs": 8})
     with opened(small) as few:
         job_id = submit(few, lines([TALK] * 8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ class Waiting(Hints):
 
 
 @pytest.fixture
-def ctx(database_url: str, tmp_path: Path) -> Context:
+def ctx(database_url: str, tmp_path: Path) -> Iterator[Context]:
     store = open_store(database_url, tmp_path)
-    return Context(store.settings, store.database, Waiting())
+    yield Context(store.settings, store.database, Waiting())
+    store.database.close()
 
 
 def published(ctx: Context) -> list[int]:
@@ -51,7 +53,6 @@ def test_a_message_that_was_overtaken_was_lost(ctx: Context) -> None:
     assert taken_now(ctx, job_id, 1) is not None
     assert published(ctx) == [0], "it was sent before one that was served; 2 was sent after it"
     assert published(ctx) == []
-    ctx.database.close()
 
 
 def test_what_was_lost_goes_first_and_overtakes_rightly(ctx: Context) -> None:
@@ -63,4 +64,3 @@ def test_what_was_lost_goes_first_and_overtakes_rightly(ctx: Context) -> None:
     with ctx.database.write() as tx:  # shard 1 came back, was sent again, and served again
         tx.execute(sa.update(shards).where(shards.c.shard_no == 1).values(attempt=2, published_at=now()))
     assert published(ctx) == [], "shard 0 was passed by one that goes before it"
-    ctx.database.close()

@@ -6,7 +6,7 @@ Claims are never forgotten here, so each stays in the hands of a zombie that may
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -218,25 +218,27 @@ def settle_everything(ctx: Context, job_ids: list[str]) -> None:
 
 
 @pytest.fixture
-def store_url(database_url: str) -> str:
-    return database_url
+def ctx(database_url: str, tmp_path: Path) -> Iterator[Context]:
+    """Closed even when its test fails: connections that are left to the garbage collector fail some later test too."""
+    store = open_store(database_url, tmp_path)
+    yield store
+    store.database.close()
 
 
-def test_any_order_of_events(store_url: str, tmp_path: Path) -> None:
-    examples = 30 if store_url.startswith("sqlite") else 15
+def test_any_order_of_events(database_url: str, tmp_path: Path) -> None:
+    examples = 30 if database_url.startswith("sqlite") else 15
     calm = settings(max_examples=examples, stateful_step_count=30, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 
     class Here(Store):
         def __init__(self) -> None:
-            super().__init__(store_url, tmp_path)
+            super().__init__(database_url, tmp_path)
 
     run_state_machine_as_test(Here, settings=calm)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_many_at_once(store_url: str, tmp_path: Path, seed: int) -> None:
+def test_many_at_once(ctx: Context, seed: int) -> None:
     """Eight workers that crash, stall and write late, two reconcilers, every message twice: the transactions really meet."""
-    ctx = open_store(store_url, tmp_path)
     job_id = submitted(ctx, 240)
     ingest.ingest_next(ctx, "reconciler")
     with ThreadPoolExecutor(10) as pool:
@@ -249,7 +251,6 @@ def test_many_at_once(store_url: str, tmp_path: Path, seed: int) -> None:
     tally = audit(ctx, job_id)
     assert tally.rows == 240
     assert fenced > 0, "no zombie wrote: the test has lost its teeth"
-    ctx.database.close()
 
 
 def _unreliable(ctx: Context, job_id: str, dice: random.Random) -> int:
