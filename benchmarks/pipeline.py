@@ -33,9 +33,10 @@ from scale import finished, free_port, wait_ready
 
 from specbatch.context import opened
 from specbatch.domain import Mode
+from specbatch.gpus import has_gpu
 from specbatch.processes import Crew
 from specbatch.service import reports
-from specbatch.serving import has_gpu, resolve_model
+from specbatch.serving import resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 ROOT = Path(__file__).resolve().parents[1]

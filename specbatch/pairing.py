@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 from huggingface_hub.errors import HfHubHTTPError
 
-from specbatch import compat
+from specbatch import compat, gpus
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
-from specbatch.serving import MAX_NUM_SEQS, device_memory_bytes
+from specbatch.serving import MAX_NUM_SEQS
 from specbatch.settings import BUILTIN_FOLDER, BUILTIN_MODEL, Settings
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
@@ -51,7 +51,7 @@ def misfits(settings: Settings, model: str, modes: Iterable[Mode]) -> dict[Mode,
         second = second_model(settings, mode)
         if second is not None and compat.cached(target) and compat.cached(second):
             try:
-                refusal = check(settings, target, second, mode, device_memory_bytes=device_memory_bytes()).refusal
+                refusal = check(settings, target, second, mode, device_memory_bytes=gpus.memory_bytes()).refusal
             except UsageError as wrong:
                 refusal = wrong.message
             if refusal:

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-from pathlib import Path
 
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
+from specbatch.gpus import has_gpu
 from specbatch.settings import BUILTIN_MODEL, DEFAULT_ALIAS, Settings
 
 MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings name none
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # of the extra `suffix`
-GPU_NODES = ("nvidia[0-9]*", "kfd")  # NVIDIA's device files, and the compute node of AMD's driver
-
-
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine shows a GPU. Reads device files only: no driver is loaded, nothing is initialised."""
-    return any(True for pattern in GPU_NODES for _ in devices.glob(pattern))
-
-
-def device_memory_bytes() -> int | None:
-    """Of the smallest GPU here; None without one, or without nvidia-smi."""
-    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=20).stdout.split()
-        return min(int(mebibytes) for mebibytes in told) * 1024**2
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
 
 
 def resolve_model(settings: Settings) -> str:

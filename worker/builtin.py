@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import shutil
@@ -191,8 +192,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def main() -> int:
     """`python -m worker.builtin CACHE` prints the folder, for commands that stand outside the worker."""
+    parser = argparse.ArgumentParser(prog="python -m worker.builtin", description="Make the built-in model's folder, and print its path.")
+    parser.add_argument("cache", type=Path, help="the folder that models are kept in")
     try:
-        print(folder(Path(sys.argv[1])))
+        print(folder(parser.parse_args().cache))
     except EngineStartError as failure:
         print(f"{ERROR_PREFIX}{failure.message}", file=sys.stderr)
         return failure.exit_code

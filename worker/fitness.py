@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbatch import compat, pairing
+from specbatch import compat, gpus, pairing
 from specbatch.domain import Mode
 from specbatch.errors import SpecbatchError
-from specbatch.serving import device_memory_bytes, resolve_model, suffix_missing
+from specbatch.serving import resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin
 
@@ -24,7 +24,7 @@ def report(settings: Settings, mode: Mode) -> compat.Report | None:
     target = str(builtin.folder(settings.cache_dir)) if model == BUILTIN_MODEL else model
     if not (pairing.readable(target) and pairing.readable(second)):
         return None
-    return pairing.check(settings, target, second, mode, device_memory_bytes=device_memory_bytes())
+    return pairing.check(settings, target, second, mode, device_memory_bytes=gpus.memory_bytes())
 
 
 def unfit(settings: Settings, modes: Sequence[Mode]) -> dict[Mode, str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from specbatch import pairing
+from specbatch import gpus, pairing
 from specbatch.cli import render
 from specbatch.cli.flags import ENGINE, Call, configured
 from specbatch.compat import Memory, Report, Severity, require_drafting
@@ -17,7 +17,7 @@ from specbatch.compat.checkpoint import locate
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError, UsageError
 from specbatch.processes import ERROR_PREFIX
-from specbatch.serving import device_memory_bytes, resolve_model, suffix_missing
+from specbatch.serving import resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 LABELS = {Severity.OK: "ok", Severity.WARNING: "WARNING", Severity.FAILURE: "FAILS"}
@@ -35,7 +35,7 @@ def check(
     settings = call.settings
     chosen, second = _second(settings, mode)
     model = resolve_model(settings)
-    report = pairing.check(settings, _folder(settings, model), _folder(settings, second), chosen, device_memory_bytes=device_memory_bytes())
+    report = pairing.check(settings, _folder(settings, model), _folder(settings, second), chosen, device_memory_bytes=gpus.memory_bytes())
     report = report.model_copy(update={"target": model, "draft": second})
     if call.json:
         render.document(report.model_dump(mode="json"))

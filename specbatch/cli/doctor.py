@@ -20,7 +20,8 @@ from specbatch.cli.flags import ENGINE, SERVER, Call, configured
 from specbatch.compat.checkpoint import locate
 from specbatch.domain import Mode
 from specbatch.errors import ServiceUnavailable, SpecbatchError
-from specbatch.serving import has_gpu, resolve_model, suffix_missing
+from specbatch.gpus import has_gpu
+from specbatch.serving import resolve_model, suffix_missing
 from specbatch.settings import BUILTIN_MODEL, Settings
 
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")

@@ -10,10 +10,11 @@ from specbatch.comparison import Comparison, ModeCost, lines, peak_costs
 from specbatch.context import Context
 from specbatch.domain import Mode, TaskType
 from specbatch.errors import UsageError
+from specbatch.gpus import has_gpu
 from specbatch.machine import this_machine
 from specbatch.policy import DRAFTERS
 from specbatch.service.tuning import draft_of, here
-from specbatch.serving import has_gpu, offered_modes, resolve_model
+from specbatch.serving import offered_modes, resolve_model
 from specbatch.settings import Settings
 from specbatch.tuning import Speed, TuningTable, schedule
 

@@ -46,7 +46,7 @@ def test_a_shorter_or_foreign_draft_is_withheld(tiny_llama: Path, short_draft: P
 def test_a_draft_that_does_not_fit_beside_its_target_is_withheld(
     tiny_llama: Path, noisy_draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitness, "device_memory_bytes", lambda: 100_000)
+    monkeypatch.setattr("specbatch.gpus.memory_bytes", lambda: 100_000)
     withheld = fitness.unfit(settings(tiny_llama, noisy_draft), MODES)
     assert set(withheld) == {Mode.DRAFT_MODEL}
     assert "leaves KV cache for" in withheld[Mode.DRAFT_MODEL]

@@ -12,7 +12,8 @@ import pytest
 
 from specbatch.domain import Mode
 from specbatch.errors import EngineStartError, UsageError
-from specbatch.serving import has_gpu, resolve_model, served_names
+from specbatch.gpus import has_gpu
+from specbatch.serving import resolve_model, served_names
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker.engine import preflight
 from worker.engine.memory import Processes

@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from specbatch.domain import Mode, Reply
-from specbatch.serving import has_gpu, resolve_model
+from specbatch.gpus import has_gpu
+from specbatch.serving import resolve_model
 from specbatch.settings import BUILTIN_MODEL, Settings
 from worker import builtin, fitness
 from worker.engine import logs, preflight, watchdog
