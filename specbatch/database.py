@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BUSY_SECONDS = 30
 FROZEN_SECONDS = 10  # a process that stops in the middle of a transaction gives its locks up: the whole batch would wait for it
+
+READ_ONLY = "25006"  # PostgreSQL's SQLSTATE of a write to a standby: the primary is being replaced
 
 
 class now(FunctionElement[float]):
@@ -110,7 +113,13 @@ def _translated() -> Iterator[None]:
         raise ServiceUnavailable(
             f"the database does not answer as it should: {failure.orig}; it is tried again", code="database_unavailable"
         ) from failure
+    except PoolTimeout as failure:
+        raise ServiceUnavailable(
+            "the database is slow: every connection to it is in use; it is tried again", code="database_unavailable"
+        ) from failure
     except DBAPIError as failure:
+        if getattr(failure.orig, "sqlstate", None) == READ_ONLY:
+            raise ServiceUnavailable("the database takes no writes now; it is tried again", code="database_unavailable") from failure
         if failure.connection_invalidated:
             raise ServiceUnavailable(f"the connection to the database was lost: {failure.orig}", code="database_unavailable") from failure
         raise

@@ -19,6 +19,7 @@ ENDPOINTS = {
     "/v1/rerank": ("query", "documents"),
 }
 POOLED = frozenset({"/v1/embeddings", "/v1/score", "/v1/rerank"})  # they generate nothing: a draft has nothing to speed up
+MOST_QUOTED = 100  # characters of a name, in a message
 MOST_LEVELS = 128  # of lists and objects in each other: parsers after this one recurse, and each has a limit of its own
 
 
@@ -32,8 +33,7 @@ class Problem:
     line: int | None = None
 
     def entry(self) -> dict[str, Any]:
-        message = self.message.encode(errors="backslashreplace").decode()  # it may quote a lone surrogate, which has no UTF-8
-        return {"code": self.code, "message": message, "param": self.param, "line": self.line}
+        return {"code": self.code, "message": storable(self.message), "param": storable(self.param or "") or None, "line": self.line}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,18 @@ def read(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
     """
     with path.open("rb") as file:
         number = 0
-        blank: list[int] = []
+        content = 0  # the number of the latest line that held something
         while line := file.readline(max_bytes + 1):
             number += 1
             cut = len(line) > max_bytes and not line.endswith(b"\n")
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line.strip():
-                blank.append(number)
+            if not cut and not line.strip():
                 continue
-            for earlier in blank:
-                yield earlier, b""
-            blank.clear()
+            for blank in range(content + 1, number):
+                yield blank, b""
+            content = number
             handed = [line]
             del line
             yield number, handed.pop()  # a line may be large: whoever reads it can let go of it
@@ -88,7 +87,7 @@ def parse(line: bytes, number: int, endpoint: str, max_bytes: int) -> tuple[Requ
     if isinstance(body, dict):
         problems += _body_problems(body, number, endpoint)
     custom_id = value.get("custom_id")
-    if not _storable(custom_id):
+    if not _is_storable(custom_id):
         return None, problems
     return Request(
         custom_id, str(body.get("model") or "") if isinstance(body, dict) else "", body if isinstance(body, dict) else {}
@@ -145,7 +144,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _envelope_problems(value: Mapping[str, Any], number: int, endpoint: str) -> Iterator[Problem]:
-    if value.get("custom_id") is not None and not _storable(value["custom_id"]):
+    if value.get("custom_id") is not None and not _is_storable(value["custom_id"]):
         yield Problem(
             "invalid_type",
             "custom_id must be a non-empty string of at most 512 characters without NUL or lone surrogates.",
@@ -168,14 +167,24 @@ def _body_problems(body: Mapping[str, Any], number: int, endpoint: str) -> Itera
             yield Problem("invalid_request", f"{name.capitalize()} parameter is required.", f"body.{name}", number)
     for name in body:
         if name.startswith("guided_"):
-            kind = name.removeprefix("guided_")
-            said = f'vLLM no longer reads {name} and would answer without it: write "structured_outputs": {{"{kind}": ...}} instead.'
-            yield Problem("unsupported_parameter", said, f"body.{name}", number)
+            kind = name.removeprefix("guided_")[:MOST_QUOTED]
+            said = f'vLLM no longer reads guided_{kind} and would answer without it: write "structured_outputs": {{"{kind}": ...}} instead.'
+            yield Problem("unsupported_parameter", said, f"body.guided_{kind}", number)
     if body.get("stream"):
         yield Problem("streaming_unsupported", "Chat Completions: Streaming is not supported in the Batch API.", "body.stream", number)
 
 
-def _storable(custom_id: object) -> TypeGuard[str]:
+def storable(text: str) -> str:
+    """Text that may quote anything, as every database keeps it: a lone surrogate has no UTF-8, and PostgreSQL's text no NUL."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def quoted(name: str) -> str:
+    """A name out of a line, cut to what a message can bear: some are as long as the line."""
+    return f"'{name}'" if len(name) <= MOST_QUOTED else f"'{name[:MOST_QUOTED]}...'"
+
+
+def _is_storable(custom_id: object) -> TypeGuard[str]:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
         return False
     return custom_id.isascii() or not any("\ud800" <= char <= "\udfff" for char in custom_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ import httpx
 
 from specbatch.errors import InvalidRequest
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0  # of a connection, and of each read
+ATTEMPT_SECONDS = 20.0  # of all of it
 URL_CHARACTERS = 2048
 # Addresses that carry an IPv4 address inside, which may be a private one: translation (NAT64) and tunnels (6to4).
 _CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")))
@@ -60,14 +62,24 @@ def post(url: str, content: bytes, headers: Mapping[str, str], *, allow_private:
         request = target.copy_with(host=address)
         sent = {**headers, "host": target.netloc.decode("ascii")}
         extensions = {"sni_hostname": target.raw_host.decode("ascii")}
-        with (
-            httpx.Client(trust_env=False, follow_redirects=False, timeout=TIMEOUT_SECONDS) as client,
-            client.stream("POST", request, content=content, headers=sent, extensions=extensions) as response,
-        ):
-            if not response.is_success:
-                raise DeliveryFailed(f"it answered {response.status_code}")
+        status = asyncio.run(_status(request, content, sent, extensions))
+    except TimeoutError as failure:
+        raise DeliveryFailed(f"it gave no answer within {ATTEMPT_SECONDS:.0f} s") from failure
     except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
         raise DeliveryFailed(f"{type(failure).__name__}: {failure}") from failure
+    if not 200 <= status < 300:
+        raise DeliveryFailed(f"it answered {status}")
+
+
+async def _status(url: httpx.URL, content: bytes, headers: Mapping[str, str], extensions: Mapping[str, str]) -> int:
+    """The status of the answer. Asynchronous, because only such a request can be given a time for the whole of it: httpx bounds each read,
+    and a receiver that sends a byte a second would hold up all others."""
+    async with (
+        asyncio.timeout(ATTEMPT_SECONDS),
+        httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=TIMEOUT_SECONDS) as client,
+        client.stream("POST", url, content=content, headers=headers, extensions=dict(extensions)) as response,
+    ):
+        return response.status_code
 
 
 def _resolve(target: httpx.URL, *, allow_private: bool) -> str:

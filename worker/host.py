@@ -142,10 +142,7 @@ class EngineHost:
             self._pause = FIRST_PAUSE_SECONDS
         lived = time.monotonic() - self._started_at
         log.error("the engine died after %.0f s; a new one starts in %.0f s", lived, self._pause)
-        try:
-            await dead.stop()
-        except Exception:
-            log.exception("what is left of the dead engine could not be cleared away")
+        await _cleared(dead)
         while not self.stopping.is_set():
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
@@ -161,7 +158,7 @@ class EngineHost:
         self._close()
         if self._revival is not None:
             self._revival.cancel()
-        await self._engine.stop()
+        await _cleared(self._engine)
         await self._start(self._make(self.settings, mode))
 
     async def _start(self, engine: Engine) -> None:
@@ -193,3 +190,11 @@ class EngineHost:
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+
+async def _cleared(engine: Engine) -> None:
+    """The engine is done with in any case. What it left, the next one's start shows."""
+    try:
+        await engine.stop()
+    except Exception:
+        log.exception("what is left of the engine could not be cleared away")

@@ -73,6 +73,9 @@ def engine_step(ctx: Context, host: EngineHost, supervisor: Supervisor, worker_i
             except ServiceUnavailable as failure:
                 log.warning("%s", failure)
                 return False
+            except Exception:  # a worker that gives no more signs would work on unseen
+                log.exception("this sign of life failed; the next one follows")
+                return False
             return True
 
     # The pool starts after the engine and stops before it; Celery knows no other way to say so.

@@ -99,10 +99,13 @@ class Supervisor:
                 continue
             try:
                 wanted = self._wanted()
+                if wanted is not self._host.mode:
+                    self._switch(wanted)
             except ServiceUnavailable:
                 continue  # the sign of life says so
-            if wanted is not self._host.mode:
-                self._switch(wanted)
+            except Exception:
+                log.exception("this worker cannot switch its engine; it stops")
+                self._give_up()
 
     def _wanted(self) -> Mode:
         now = time.monotonic()
@@ -141,6 +144,10 @@ class Supervisor:
                     log.error("mode %s is no longer offered: its engine does not start: %s", mode, failure)
                     self._modes.remove(mode)
                     self.withheld[mode] = failure.message
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """A worker that serves nothing is replaced by whoever started it."""
         self._host.ask_to_stop(0.0)
         state.should_stop = EX_FAILURE
 

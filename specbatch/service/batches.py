@@ -86,8 +86,12 @@ def _submit(ctx: Context, new: NewBatch, run_key: str | None, idempotency: tuple
     if new.webhook_url is not None:
         webhooks.check(ctx, new.webhook_url)
     with ctx.database.write() as tx:
-        if files.get(tx, new.input_file_id) is None:
+        file = files.get(tx, new.input_file_id)
+        if file is None:
             raise InvalidRequest(f"No such File object: {new.input_file_id}", code="invalid_value", param="input_file_id")
+        if file["purpose"] != "batch":
+            message = f"The file {new.input_file_id} was uploaded for {file['purpose']}: upload it with the purpose 'batch'."
+            raise InvalidRequest(message, code="invalid_value", param="input_file_id")
         job = jobs.add(
             tx,
             f"batch_{secrets.token_hex(12)}",

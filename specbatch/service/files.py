@@ -108,6 +108,10 @@ def _copy(file: BinaryIO, chunks: Iterable[bytes], most: int, *, text: bool) -> 
 
 def _check_first_line(written: Path) -> None:
     """Later lines are validated with the batch; a file that already begins wrongly is most often not meant for one."""
+    with written.open("rb") as file:
+        starts = bool(file.read(FIRST_LINE_BYTES).strip())
+    if not starts and written.stat().st_size > FIRST_LINE_BYTES:
+        return
     number, line = next(lines.read(written, FIRST_LINE_BYTES), (0, b""))
     if number == 0:
         raise InvalidRequest("The file holds blank lines only.", code="empty_file", param="file")

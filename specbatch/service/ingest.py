@@ -21,6 +21,7 @@ from specbatch.store import files, jobs, results, rows, shards
 T = TypeVar("T")
 CHUNK_ROWS = 500
 CHUNK_BYTES = 8 * 1024**2
+DROPPED_AT_ONCE = 10_000
 
 
 def ingest_next(ctx: Context, owner: str) -> bool:
@@ -29,17 +30,17 @@ def ingest_next(ctx: Context, owner: str) -> bool:
         job = jobs.lease_next(tx, owner, ctx.settings.lease_seconds, jobs.to_validate())
         if job is None:
             return False
-        rows.drop(tx, job["id"])
-        jobs.renew(tx, job, ctx.settings.lease_seconds)  # many rows take long to drop
         known = files.get(tx, job["input_file_id"]) is not None
         models, answered = offers.models(ctx, tx, job["model"]), offers.endpoints(tx)
     path = stored.path(ctx, job["input_file_id"])
     reading = Reading(ctx, job, models, answered)
-    if not known or not path.exists():
-        reading.note([Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
-        _fail(ctx, job, reading)
-        return True
     with kept(ctx, job):
+        if not _drop(ctx, job):
+            return True
+        if not known or not path.exists():
+            reading.note([Problem("invalid_request", f"Cannot find file {job['input_file_id']}, or it is not accessible", "file_id")])
+            _fail(ctx, job, reading)
+            return True
         for chunk in _chunks(reading.requests(read(path, ctx.settings.max_line_bytes))):
             with ctx.database.write() as tx:
                 if not jobs.renew(tx, job, ctx.settings.lease_seconds):
@@ -102,11 +103,22 @@ def _fail(ctx: Context, job: jobs.Job, reading: Reading) -> None:
     listed = sorted(reading.problems, key=lambda problem: problem.line or 0)
     if reading.unlisted:
         listed.append(Problem("too_many_errors", f"{reading.unlisted} more problems are not listed: correct these first."))
+    if not _drop(ctx, job):
+        return
     with ctx.database.write() as tx:
         if jobs.renew(tx, job, 0.0):
-            rows.drop(tx, job["id"])
             jobs.invalid(tx, job, {"object": "list", "data": [problem.entry() for problem in listed]})
             webhooks.announce(ctx, tx, job["id"])
+
+
+def _drop(ctx: Context, job: jobs.Job) -> bool:
+    """Forget the rows that were written, in steps: everybody waits for SQLite's one writer. False when a newer attempt has the job."""
+    while True:
+        with ctx.database.write() as tx:
+            if not jobs.renew(tx, job, ctx.settings.lease_seconds):
+                return False
+            if not rows.drop(tx, job["id"], DROPPED_AT_ONCE):
+                return True
 
 
 def _chunks(values: Iterable[tuple[dict[str, Any], T]]) -> Iterator[list[tuple[dict[str, Any], T]]]:

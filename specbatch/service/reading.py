@@ -8,13 +8,14 @@ from typing import Any
 
 from specbatch.context import Context
 from specbatch.domain import Decision, Mode, Outcome, RowResult, TaskType
-from specbatch.lines import ENDPOINTS, Problem, Request, compact, parse
+from specbatch.lines import ENDPOINTS, Problem, Request, compact, parse, quoted
 from specbatch.service import files as stored
 from specbatch.service.decider import Decider
 from specbatch.store import jobs, rows
 
 SHARD_BYTES = 8 * 1024**2
-MOST_PROBLEMS = 100_000  # listed of one batch: they are held in memory, and in one column
+MOST_PROBLEMS = 1000  # listed of one batch: they are held in memory, in one column, and shown with each batch of a page
+MOST_PROBLEMS_OF_A_LINE = 20
 LONE_SURROGATE = "The body holds a lone surrogate (\\ud800 to \\udfff), which is no character: write the text as UTF-8."
 
 
@@ -68,13 +69,13 @@ class Reading:
             return
         if request.model not in self._models:
             offered = ", ".join(sorted(self._models))
-            message = f"The provided model '{request.model}' is not supported by the Batch API. Workers here offer: {offered}."
+            message = f"The provided model {quoted(request.model)} is not supported by the Batch API. Workers here offer: {offered}."
             yield Problem("model_not_found", message, "body.model", number)
         elif self.model_name and self._models[request.model] != self._models[self.model_name]:
-            message = f"The model '{request.model}' does not match the rest of the batch, which uses '{self.model_name}'."
+            message = f"The model {quoted(request.model)} does not match the rest of the batch, which uses '{self.model_name}'."
             yield Problem("mismatched_model", message, "body.model", number)
         elif self._job["endpoint"] not in (answered := self._answered.get(self._models[request.model], ENDPOINTS)):
-            message = f"The model '{request.model}' cannot answer {self._job['endpoint']}. It answers: {', '.join(sorted(answered))}."
+            message = f"The model {quoted(request.model)} cannot answer {self._job['endpoint']}. It answers: {', '.join(sorted(answered))}."
             yield Problem("unsupported_endpoint", message, "url", number)
         self.model_name = self.model_name or (request.model if request.model in self._models else "")
 
@@ -151,6 +152,6 @@ def _is_unicode(body: Mapping[str, Any], text: str) -> bool:
 
 def refusal(row_index: int, problems: list[Problem]) -> RowResult:
     """The ending of a line that is let through as an error line: the code of its first problem, the words of all."""
-    entries = [problem.entry() for problem in problems]
+    entries = [problem.entry() for problem in problems[:MOST_PROBLEMS_OF_A_LINE]]
     message = f"Line {row_index + 1}: " + " ".join(entry["message"] for entry in entries)
     return RowResult(row_index, Outcome.REFUSED, error=(entries[0]["code"], message))

@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from specbatch.context import Context
+from specbatch.database import moment
 from specbatch.domain import Mode, Outcome
 from specbatch.service.files import path
 from specbatch.service.reconsider import reconsider
@@ -14,7 +15,7 @@ from specbatch.store import files, jobs, shards, workers
 
 SOME = 500  # shards handled in one transaction
 RESEND_SECONDS = 5.0  # a message older than this, whose queue is empty, was lost
-RESEND_ANYWAY_SECONDS = 600.0  # and in a queue that never empties
+RESEND_ANYWAY_SECONDS = 6 * 3600.0  # and in a queue that never empties; each time, all that waits there has one more message
 HELD_UP_SECONDS = 1.0
 PIECES = 4  # into which a suspect shard is split
 WORKER_MEMORY_SECONDS = 7 * 86_400.0
@@ -123,6 +124,7 @@ def publish(ctx: Context, tally: Tally) -> None:
     """
     assert ctx.queue is not None, "the process that sweeps needs a queue"
     with ctx.database.read() as tx:
+        began = moment(tx)
         queues = [(model, Mode(mode)) for model, mode in shards.queues(tx)]
     for model, mode in queues:
         patience = RESEND_SECONDS if ctx.queue.depth(model, mode) == 0 else RESEND_ANYWAY_SECONDS
@@ -132,6 +134,7 @@ def publish(ctx: Context, tally: Tally) -> None:
                     tx,
                     model,
                     mode,
+                    at=began,
                     older_than=patience,
                     overtaken_by=RESEND_SECONDS,
                     most_losses=ctx.settings.max_attempts,

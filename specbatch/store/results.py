@@ -10,9 +10,11 @@ import sqlalchemy as sa
 
 from specbatch.database import Database, Record, now, records
 from specbatch.domain import Claim, Outcome, RowResult
+from specbatch.lines import storable
 from specbatch.models import measurements, results, rows
 from specbatch.store import bulk
 
+BODIES = 16  # read at a time: each may be as large as an answer gets
 _ENDINGS = (
     *("job_id", "row_index", "sequence", "attempt", "outcome"),
     *("status_code", "body", "error_code", "error_message", "settled_at"),
@@ -31,7 +33,7 @@ def add(tx: sa.Connection, job_id: str, attempt: int, settled_before: int, batch
     values = [
         (
             *(job_id, result.row_index, sequence, attempt, result.outcome.value),
-            *(result.status_code, result.body, *(result.error or _NO_ERROR), at),
+            *(result.status_code, result.body, *(_NO_ERROR if result.error is None else map(storable, result.error)), at),
         )
         for sequence, result in enumerate(batch, start=settled_before + 1)
     ]
@@ -84,8 +86,8 @@ def add_alike(
 def in_input_order(database: Database, job_id: str, count: int, *, succeeded: bool, size: int = 500) -> Iterator[Sequence[Any]]:
     """What `lines.dump` takes of the successes among a job's `count` rows, or of its other outcomes, by row_index.
 
-    In constant memory: `size` indexes at a time, each page in a transaction of its own. A page is a range in both tables: without it, a
-    planner that has no statistics of the job yet reads all of it for every page.
+    In constant memory: `size` indexes at a time, each page in a transaction of its own, of which BODIES answers are held. A page is a
+    range in both tables: without it, a planner that has no statistics of the job yet reads all of it for every page.
     """
     kind = results.c.outcome == Outcome.SUCCEEDED if succeeded else results.c.outcome != Outcome.SUCCEEDED
     query = (
@@ -97,8 +99,7 @@ def in_input_order(database: Database, job_id: str, count: int, *, succeeded: bo
     for start in range(0, count, size):
         page = (column.between(start, start + size - 1) for column in (results.c.row_index, rows.c.row_index))
         with database.read() as tx:
-            found = tx.execute(query.where(*page)).all()
-        yield from found
+            yield from tx.execute(query.where(*page).execution_options(yield_per=BODIES))
 
 
 def since(tx: sa.Connection, job_id: str, sequence: int, limit: int) -> list[Record]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from specbatch.database import Database, Record
 from specbatch.domain import Outcome
-from specbatch.models import results, rows, shards
+from specbatch.models import results, rows
 from specbatch.store import bulk
 
 NO_SHARD = -1  # of rows that ended in validation
@@ -22,11 +22,14 @@ def add(tx: sa.Connection, batch: Sequence[Mapping[str, Any]]) -> None:
     bulk.insert(tx, rows, _COLUMNS, [_values(row) for row in batch])
 
 
-def drop(tx: sa.Connection, job_id: str) -> None:
-    """Forget what an earlier, unfinished validation wrote."""
-    tx.execute(sa.delete(results).where(results.c.job_id == job_id))
-    tx.execute(sa.delete(rows).where(rows.c.job_id == job_id))
-    tx.execute(sa.delete(shards).where(shards.c.job_id == job_id))
+def drop(tx: sa.Connection, job_id: str, limit: int) -> bool:
+    """Forget the first `limit` rows that an unfinished validation wrote, and what became of them. False when there are none."""
+    first = tx.execute(sa.select(sa.func.min(rows.c.row_index)).where(rows.c.job_id == job_id)).scalar_one()
+    if first is None:
+        return False
+    for table in (results, rows):
+        tx.execute(sa.delete(table).where(table.c.job_id == job_id, table.c.row_index < first + limit))
+    return True
 
 
 def duplicates(tx: sa.Connection, job_id: str) -> Iterator[tuple[int, str, int]]:

@@ -177,12 +177,13 @@ def queues(tx: sa.Connection) -> list[tuple[str, str]]:
 
 
 def unpublished(
-    tx: sa.Connection, model: str, mode: Mode, *, older_than: float, overtaken_by: float, most_losses: int, limit: int
+    tx: sa.Connection, model: str, mode: Mode, *, at: float, older_than: float, overtaken_by: float, most_losses: int, limit: int
 ) -> list[Shard]:
-    """Shards of one queue that need a message; those of the oldest batch first.
+    """Shards of one queue that need a message as of the time `at`; those of the oldest batch first.
 
-    None was sent, or longer than `older_than` seconds ago, or one that was sent `overtaken_by` seconds later has been served already:
-    messages are served in the order they were sent, those of shards that were lost before all others.
+    None was sent, or longer than `older_than` seconds before, or one that was sent `overtaken_by` seconds later has been served already:
+    messages are served in the order they were sent, those of shards that were lost before all others. What was sent after `at` is not
+    asked for again, however long its sender takes over the rest.
     """
     served = shards.alias()
     in_turn = (served.c.status != ShardStatus.QUEUED, served.c.attempt == 1, served.c.losses == 0)
@@ -192,8 +193,8 @@ def unpublished(
         .where(served.c.model == model, served.c.mode == mode, jobs.c.status == JobStatus.IN_PROGRESS, *in_turn)
         .scalar_subquery()
     )
-    overdue = sa.or_(shards.c.published_at < now() - older_than, shards.c.published_at < latest - overtaken_by)
-    stale = (*_takeable(most_losses), overdue)
+    overdue = sa.or_(shards.c.published_at < at - older_than, shards.c.published_at < latest - overtaken_by)
+    stale = (*_takeable(most_losses), shards.c.published_at < at, overdue)
     query = (
         sa.select(shards)
         .join(jobs, jobs.c.id == shards.c.job_id)
