@@ -38,10 +38,16 @@ class Destination:
             raise UsageError(f"there is no directory {path.parent}: make it, or choose another output")
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"{path.parent} cannot be written to: choose another output")
+        if self.invalid.is_dir():
+            raise UsageError(f"rows that are kept aside go to {self.invalid}, which is a folder: move it, or choose another output")
         for source in sources:
             inside = source.is_dir() and path.resolve().is_relative_to(source.resolve())
-            if inside or (path.exists() and source.exists() and path.samefile(source)):
+            if inside or _same(path, source):
                 raise UsageError(f"the output {path} is{' inside' if inside else ''} the input {source}: choose another output")
+            if _same(self.invalid, source):
+                raise UsageError(
+                    f"rows that are kept aside go to {self.invalid}, beside the output, and that is the input: choose another output"
+                )
 
     @property
     def is_parquet(self) -> bool:
@@ -54,6 +60,10 @@ class Destination:
     @property
     def taken(self) -> bool:
         return self.path.exists()
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 class Writer:

@@ -207,6 +207,12 @@ BAD: dict[str, tuple[str, bytes, tuple[str, ...], str]] = {
     "no schema": ("in.jsonl", b'{"id":1}\n', (*PROMPT, "--schema", "bad.json"), "bad.json is not valid JSON Schema"),
     "no output folder": ("in.jsonl", b'{"id":1}\n', (*PROMPT, "-o", "absent/out.jsonl"), "there is no directory"),
     "output is input": ("in.jsonl", b'{"id":1}\n', (*PROMPT, "-o", "in.jsonl"), "is the input"),
+    "the file beside it is input": (
+        "in.invalid.jsonl",
+        b'{"id":1}\n',
+        (*PROMPT, "-o", "in.jsonl"),
+        "beside the output, and that is the input",
+    ),
     "output of no kind": ("in.jsonl", b'{"id":1}\n', (*PROMPT, "-o", "out.csv"), "name the output *.jsonl or *.parquet"),
     "template": ("in.jsonl", b'{"id":1}\n', ("--prompt", "{{ id"), "--prompt, line 1 of the template"),
     "nothing asked": ("in.jsonl", b'{"id":1}\n', (), "nothing to generate"),

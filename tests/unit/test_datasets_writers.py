@@ -123,6 +123,22 @@ def test_places_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Destination(tmp_path / "in.jsonl", [tmp_path / "in.jsonl"])
     with pytest.raises(UsageError, match=r"the output .* is inside the input"):
         Destination(tmp_path / "out.jsonl", [tmp_path])
+    (tmp_path / "in.invalid.jsonl").mkdir()
+    with pytest.raises(UsageError, match=r"kept aside go to .*in\.invalid\.jsonl, which is a folder: move it"):
+        Destination(tmp_path / "in.parquet")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="cannot be written to"):
         Destination(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_file_beside_the_output_may_not_be_the_input(tmp_path: Path, suffix: str) -> None:
+    given = tmp_path / "t.invalid.jsonl"
+    given.write_text("{}\n")
+    with pytest.raises(UsageError, match=r"go to .*t\.invalid\.jsonl, beside the output, and that is the input: choose another output"):
+        Destination(tmp_path / f"t{suffix}", [given])
+
+
+def test_only_the_kind_of_an_output_gives_way_to_the_name_beside_it(tmp_path: Path) -> None:
+    names = [Destination(tmp_path / name).invalid.name for name in ("m.qwen.jsonl", "m.llama.jsonl", "m.v1.5.PARQUET")]
+    assert names == ["m.qwen.invalid.jsonl", "m.llama.invalid.jsonl", "m.v1.5.invalid.jsonl"]
