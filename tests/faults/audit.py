@@ -13,6 +13,7 @@ from specbatch.context import Context
 from specbatch.database import Database, Record, records
 from specbatch.domain import TERMINAL, JobStatus, Outcome, ShardStatus
 from specbatch.models import jobs, measurements, results, rows, shards
+from specbatch.store.rows import NO_SHARD
 
 COSTS = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
 
@@ -73,6 +74,7 @@ def _check_shards(tx: sa.Connection, job: Record, parts: list[Record]) -> None:
     joined = sa.and_(rows.c.job_id == results.c.job_id, rows.c.row_index == results.c.row_index)
     query = sa.select(rows.c.shard_no, sa.func.count()).join(results, joined).where(rows.c.job_id == job["id"]).group_by(rows.c.shard_no)
     written = {row[0]: row[1] for row in tx.execute(query)}
+    assert written.get(NO_SHARD, 0) == dealt.pop(NO_SHARD, 0), "rows that validation refused have no ending"
     numbers = {part["shard_no"] for part in parts}
     assert set(dealt) <= numbers, f"rows lie in shards that do not exist: {set(dealt) - numbers}"
     for part in parts:
