@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pyarrow as pa
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 from jsonschema.validators import validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, specification_with
 
 from specbatch.errors import UsageError
 
@@ -23,14 +27,17 @@ class AnswerSchema:
     """`fields`: column -> Arrow type. An object's properties are the columns; any other schema gives one column, named by the caller."""
 
     def __init__(self, document: Mapping[str, Any], name: str) -> None:
-        """Raises UsageError for what is not JSON Schema; `name` is what messages call it."""
+        """Raises UsageError for what is not JSON Schema, or refers to what is not in it; `name` is what messages call it."""
         self.document = dict(document)
         kind = validator_for(document, default=Draft202012Validator)
         try:
             kind.check_schema(document)
         except SchemaError as wrong:
             raise UsageError(f"{name} is not valid JSON Schema: {wrong.message} (at {wrong.json_path})") from None
-        self._validator = kind(document)
+        lost = next(_unresolvable(document, str(kind.META_SCHEMA.get("$schema"))), None)
+        if lost is not None:
+            raise UsageError(f"{name}: the reference {lost!r} leads nowhere in it: put what it means under $defs, and refer to that")
+        self._validator = kind(document, registry=Registry())  # the default one asks the network for what it does not know
         root = _resolved(document, document)
         properties = root.get("properties", {})
         self.is_object = root.get("type") == "object" or bool(properties)
@@ -48,20 +55,25 @@ class AnswerSchema:
     def parse(self, text: str) -> tuple[Any, str | None]:
         """(value, None) of an answer, or (None, why it is not what the schema asks for)."""
         try:
-            value = json.loads(text, parse_constant=_refuse)
+            value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError) as wrong:
             return None, f"not JSON: {wrong}"
-        failure = best_match(self._validator.iter_errors(value))
+        try:
+            failure = best_match(self._validator.iter_errors(value))
+        except Exception as wrong:  # whatever the library meets: a number that overflows, a circle of references
+            return None, f"cannot be checked against the schema: {type(wrong).__name__}: {wrong}"
         if failure is not None:
             return None, f"not as the schema asks: {failure.message} (at {failure.json_path})"
         try:
             return self._typed(value), None
-        except (ValueError, TypeError) as wrong:
+        except (ValueError, TypeError, OverflowError, RecursionError) as wrong:
             return None, f"does not fit its column: {wrong}"
 
     def _typed(self, value: Any) -> Any:
         if not self.is_object:
             return _fit(value, self.whole)
+        if not isinstance(value, dict):
+            raise ValueError("the columns are properties of an object, and the answer is none")
         return {column: _fit(value.get(column), kind) for column, kind in self.fields.items()}
 
 
@@ -116,6 +128,22 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def _unresolvable(document: Mapping[str, Any], dialect: str) -> Iterator[str]:
+    """The references in a schema to what is not in it."""
+    root = specification_with(dialect, default=DRAFT202012).create_resource(document)
+    left: list[tuple[Resource[Any], Any]] = [(root, Registry[Any]().with_resource("", root).resolver_with_root(root))]
+    while left:
+        part, resolver = left.pop()
+        for name in ("$ref", "$dynamicRef"):
+            reference = part.contents.get(name) if isinstance(part.contents, Mapping) else None
+            if isinstance(reference, str):
+                try:
+                    resolver.lookup(reference)
+                except Unresolvable:
+                    yield reference
+        left += [(each, resolver.in_subresource(each)) for each in part.subresources()]
+
+
 def _fit(value: Any, kind: pa.DataType) -> Any:
     """A value of a schema as its column holds it. Raises ValueError for an integer of more than 64 bits."""
     if value is None:
@@ -135,3 +163,10 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value

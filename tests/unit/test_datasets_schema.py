@@ -66,6 +66,8 @@ def test_an_answer_becomes_columns() -> None:
         ('{"age": 1}', "not as the schema asks: 'name' is a required property"),
         ('{"name":"A","age":9223372036854775808}', "does not fit its column: 9223372036854775808 needs more than 64 bits"),
         ("[" * 100_000, "not JSON"),
+        ('{"name":"A","score":1e999}', "not JSON: the number 1e999 is too large"),
+        ('{"name":"A","score":%s}' % ("9" * 401), "does not fit its column: int too large"),
     ],
 )
 def test_an_answer_that_is_none_says_why(text: str, why: str) -> None:
@@ -73,6 +75,47 @@ def test_an_answer_that_is_none_says_why(text: str, why: str) -> None:
     assert value is None
     assert told is not None
     assert why in told
+
+
+BARE: dict[str, Any] = {"properties": {"n": {"type": "integer"}}}  # without a type it holds for whatever is no object
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "why"),
+    [
+        (BARE, "5", "does not fit its column: the columns are properties of an object"),
+        (BARE, "null", "does not fit its column: the columns are properties of an object"),
+        ({"type": "number", "multipleOf": 0.5}, "1e999", "not JSON: the number 1e999 is too large"),
+        ({"type": "number", "multipleOf": 0.1}, "9" * 401, "cannot be checked against the schema: OverflowError"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "5", "cannot be checked against the schema: RecursionError"),
+    ],
+)
+def test_an_odd_answer_is_told_and_never_raised(document: dict[str, Any], text: str, why: str) -> None:
+    value, told = AnswerSchema(document, "s").parse(text)
+    assert value is None
+    assert told is not None
+    assert why in told
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/absent"}}},
+        {"type": "array", "items": {"anyOf": [{"type": "null"}, {"$ref": "https://example.org/other.json"}]}},
+        {"type": "object", "properties": {"a": {"$dynamicRef": "#absent"}}},
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_told_before_anything_is_generated(document: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"s\.json: the reference '.*' leads nowhere in it: put what it means under \$defs"):
+        AnswerSchema(document, "s.json")
+
+
+def test_references_that_lead_somewhere_are_followed() -> None:
+    inner = {"$id": "inner", "type": "object", "$defs": {"q": {"type": "integer"}}, "properties": {"z": {"$ref": "#/$defs/q"}}}
+    whole = {"$id": "http://example.org/s", "type": "object", "properties": {"p": {"$ref": "inner"}}, "$defs": {"i": inner}}
+    schema = AnswerSchema(whole | {"examples": [{"$ref": "no reference, but data"}]}, "s")
+    assert schema.parse('{"p":{"z":1}}')[1] is None
+    assert "'x' is not of type 'integer'" in (schema.parse('{"p":{"z":"x"}}')[1] or "")
 
 
 def test_a_schema_that_is_no_object_is_one_column() -> None:
