@@ -49,6 +49,7 @@ class Services:
         self.hold = False
         self.cut_short: JobStatus | None = None  # how the next batch ends, with half of its rows answered
         self.fail = self.refuse = ""
+        self.answers: dict[str, str] = {}  # by prompt; others are answered with themselves in angle brackets
         self._numbers = itertools.count()
 
     def upload(self, name: str, chunks: Iterable[bytes]) -> FileObject:
@@ -118,7 +119,8 @@ class Services:
             raise self.cut
 
     def _result(self, line: dict[str, Any], sequence: int) -> ResultObject:
-        text = f"<{line['body']['messages'][-1]['content']}>"
+        prompt = line["body"]["messages"][-1]["content"]
+        text = self.answers.get(prompt, f"<{prompt}>")
         failed = bool(self.fail) and text == self.fail
         body: dict[str, Any] = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
         if failed:

@@ -91,7 +91,10 @@ class Writer:
             shutil.rmtree(self._aside, ignore_errors=True)
 
     def write(self, rows: Sequence[dict[str, Any]], table: pa.Table | None = None) -> None:
-        """Rows as Python values; `table` has those of their columns whose Arrow types are to survive."""
+        """Rows as Python values; `table` has those of their columns whose Arrow types are to survive.
+
+        Raises InvalidRequest for a value that its column cannot hold: none of the rows is written then.
+        """
         assert self._open is not None
         if self._open.bytes() >= self._part_bytes:
             self._open.close()
@@ -179,7 +182,7 @@ def dump(row: dict[str, Any]) -> str:
 def _column(field: pa.Field, values: list[Any]) -> pa.Array:
     try:
         return pa.array(values, type=field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as wrong:
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as wrong:
         raise InvalidRequest(f"column {field.name!r} of the output: {wrong}. Leave it out with --keep, or write JSONL") from None
 
 

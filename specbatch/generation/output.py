@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,24 @@ class Rejected:
     text: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A unit with its answers: the row of the output that they make, or why they make none."""
+
+    unit: Unit
+    index: int  # of its row in the chunk
+    kept: Values
+    outcome: Values | Rejected
+    text: str | None  # of its last answer
+
+    @property
+    def record(self) -> Values:
+        """What the file of rows kept aside says of it."""
+        assert isinstance(self.outcome, Rejected)
+        why = {"step": self.outcome.step, "reason": self.outcome.reason, "text": self.outcome.text}
+        return {"row": self.unit.row_index + 1, SAMPLE: self.unit.sample, **why, "input": self.kept}
+
+
 def schema_of(dataset: Dataset, recipe: Recipe, destination: Destination) -> pa.Schema | None:
     """The types of a Parquet output; None for JSONL. Raises InvalidRequest for columns without one type, or unknown ones.
 
@@ -61,11 +79,12 @@ def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destinati
     try:
         with Writer(destination, schema) as writer:
             for selection in selected(dataset, recipe):
-                rows, indices, rejected = _joined(selection, recipe, spool, tally)
+                table = None if schema is None else selection.table
+                settled = _written(writer, _joined(selection, recipe, spool, tally), table, recipe.steps[-1].name)
+                rejected = [each.record for each in settled if isinstance(each.outcome, Rejected)]
                 aside.write(rejected)
-                if rows:
-                    table = selection.table
-                    writer.write(rows, None if table is None or schema is None else table.take(indices))
+                tally.aside += len(rejected)
+                tally.rows += len(settled) - len(rejected)
             aside.close()
             if tally.aside:
                 invalid.replace(destination.invalid)
@@ -77,25 +96,34 @@ def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destinati
     return tally
 
 
-def _joined(selection: Selection, recipe: Recipe, spool: Spool, tally: Tally) -> tuple[list[Values], list[int], list[Values]]:
-    """(rows of the output, the places of their input in the chunk, records of what is kept aside)."""
+def _written(writer: Writer, joined: Sequence[Joined], table: pa.Table | None, step: str) -> Sequence[Joined]:
+    """Write the rows of a chunk. One that its columns cannot hold is rejected after all, and the others are written."""
+    rows, indices = [], []
+    for each in joined:
+        if not isinstance(each.outcome, Rejected):
+            rows.append(each.kept | each.outcome)
+            indices.append(each.index)
+    if not rows:
+        return joined
+    try:
+        writer.write(rows, None if table is None else table.take(indices))
+    except InvalidRequest as wrong:
+        if len(joined) == 1:
+            return [replace(joined[0], outcome=Rejected(step, wrong.message, joined[0].text))]
+        return [settled for each in joined for settled in _written(writer, [each], table, step)]
+    return joined
+
+
+def _joined(selection: Selection, recipe: Recipe, spool: Spool, tally: Tally) -> list[Joined]:
     first, last = selection.units[0].position, selection.units[-1].position
     answers = [spool.between(step_no, first, last) for step_no in range(len(recipe.steps))]
-    rows: list[Values] = []
-    indices: list[int] = []
-    rejected: list[Values] = []
+    joined: list[Joined] = []
     for unit, index in zip(selection.units, selection.indices, strict=True):
         kept = {name: value for name, value in unit.values.items() if recipe.keep is None or name in recipe.keep or name in recipe.columns}
-        outcome = _outcome(unit, recipe, [each.get(unit.position) for each in answers], tally)
-        if isinstance(outcome, Rejected):
-            tally.aside += 1
-            why = {"row": unit.row_index + 1, SAMPLE: unit.sample, "step": outcome.step, "reason": outcome.reason, "text": outcome.text}
-            rejected.append(why | {"input": kept})
-        else:
-            tally.rows += 1
-            rows.append(kept | outcome)
-            indices.append(index)
-    return rows, indices, rejected
+        own = [each.get(unit.position) for each in answers]
+        outcome = _outcome(unit, recipe, own, tally)
+        joined.append(Joined(unit, index, kept, outcome, own[-1].text if own[-1] is not None else None))
+    return joined
 
 
 def _outcome(unit: Unit, recipe: Recipe, answers: Sequence[Answer | None], tally: Tally) -> Values | Rejected:

@@ -65,10 +65,12 @@ def recipe(**changes: Any) -> Recipe:
     return recipe_of(**(words | changes))
 
 
-def make(tmp_path: Path, data: Path, asked: Recipe, *, overwrite: bool = False, say: list[str] | None = None) -> Generated:
+def make(
+    tmp_path: Path, data: Path, asked: Recipe, *, overwrite: bool = False, say: list[str] | None = None, out: str = "out.jsonl"
+) -> Generated:
     said = say if say is not None else []
     settings = Settings(data_dir=tmp_path / "home", max_batch_rows=4)
-    destination = Destination(tmp_path / "out.jsonl", [data])
+    destination = Destination(tmp_path / out, [data])
     with source.opened(data) as dataset:
         return produce(settings, dataset, asked, destination, overwrite=overwrite, url=None, say=said.append, show=lambda *_: None)
 
@@ -228,6 +230,28 @@ def test_what_failed_in_one_step_is_not_asked_in_the_next(tmp_path: Path, data: 
     ]
     asked = [custom_id for batch in services.batches.values() for custom_id in batch.answered]
     assert len(asked) == 2 * ROWS - 1
+
+
+SHAPED: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}, "size": {"type": "number"}}}
+
+
+@pytest.mark.parametrize(
+    ("out", "halves"),
+    [("out.jsonl", True), ("out.parquet", False)],  # JSON has a form for half of a character, and Parquet has none
+)
+def test_an_odd_answer_goes_aside_alone(tmp_path: Path, data: Path, services: Services, out: str, halves: bool) -> None:
+    services.answers = {str(number): f'{{"word":"w{number}","size":{number}}}' for number in range(ROWS)}
+    services.answers |= {"2": '{"word":"\\ud83d","size":1}', "5": f'{{"size":{"9" * 401}}}', "7": '{"size":1e999}'}
+    made = make(tmp_path, data, recipe(prompt="{{ id }}", steps={}, samples=1, schema=SHAPED), out=out)
+    odd = [5, 7] if halves else [2, 5, 7]
+    assert [(row["id"], row["size"]) for row in made if row["id"] != 2] == [(each, each) for each in range(ROWS) if each not in {2, *odd}]
+    assert made.tally.rows == len(list(made)) == ROWS - len(odd)
+    assert made.tally.aside == len(odd)
+    assert made.invalid is not None
+    aside = rows(made.invalid)
+    assert [row["row"] for row in aside] == [each + 1 for each in odd]
+    assert [row["text"] for row in aside] == [services.answers[str(each)] for each in odd]
+    assert halves or "column 'word' of the output" in aside[0]["reason"]
 
 
 def test_an_input_that_changes_meanwhile_is_not_joined_to_answers_of_before(
