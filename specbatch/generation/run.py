@@ -12,6 +12,7 @@ from specbatch.errors import Conflict, InvalidRequest, NotFound, SpecbatchError,
 from specbatch.generation import requests
 from specbatch.generation.recipe import Recipe, whole_hash
 from specbatch.generation.spool import Answer, Part, Spool
+from specbatch.lines import storable
 from specbatch.service.batches import NewBatch
 from specbatch.wire import ResultObject
 
@@ -134,9 +135,11 @@ def _answer(result: ResultObject) -> Answer:
     body = (result.response or {}).get("body") or {}
     if result.outcome is not Outcome.SUCCEEDED:
         error = body.get("error") or result.error or {}
-        return Answer(position, None, f"{result.outcome}: {error.get('message', 'no reason was given')}")
+        return Answer(position, None, f"{result.outcome}: {storable(str(error.get('message', 'no reason was given')))}")
     choice = body["choices"][0]
     text, finish_reason = choice["message"].get("content"), choice.get("finish_reason")
+    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+        return Answer(position, None, f"the answer holds half of a character, which no file of text can: {storable(text)}")
     if measured is None:
         return Answer(position, text, finish_reason=finish_reason)
     return Answer(

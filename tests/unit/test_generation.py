@@ -254,6 +254,14 @@ def test_an_odd_answer_goes_aside_alone(tmp_path: Path, data: Path, services: Se
     assert halves or "column 'word' of the output" in aside[0]["reason"]
 
 
+def test_half_of_a_character_goes_aside(tmp_path: Path, data: Path, services: Services) -> None:
+    services.answers = {"4": "a \ud83d"}
+    made = make(tmp_path, data, recipe(prompt="{{ id }}", steps={}, samples=1))
+    assert [row["id"] for row in made] == [number for number in range(ROWS) if number != 4]
+    assert made.invalid is not None
+    assert [row["reason"] for row in rows(made.invalid)] == ["the answer holds half of a character, which no file of text can: a \\ud83d"]
+
+
 def test_an_input_that_changes_meanwhile_is_not_joined_to_answers_of_before(
     tmp_path: Path, data: Path, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
