@@ -169,7 +169,7 @@ class EngineHost:
         except Exception as failure:
             said = failure if isinstance(failure, EngineStartError) else EngineStartError(f"the engine does not start: {failure!r}")
             self.failure = said
-            await engine.stop()
+            await _cleared(engine)
             raise said from failure
         self._started_at = time.monotonic()
         self.start_seconds = self._started_at - began
@@ -186,7 +186,7 @@ class EngineHost:
         self._close()
         if self._revival is not None:
             self._revival.cancel()
-        await self._engine.stop()
+        await _cleared(self._engine)
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self.loop).result()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+from celery.platforms import EX_FAILURE
+from celery.worker import components, state
+
+from specbatch.context import Context
 from specbatch.domain import Mode
-from worker.supervisor import PATIENCE_SECONDS, SHARE, Waiting, choose
+from specbatch.settings import Settings
+from worker import supervisor
+from worker.engine.scripted import ScriptedEngine
+from worker.host import EngineHost
+from worker.steps import engine_step
+from worker.supervisor import PATIENCE_SECONDS, SHARE, Supervisor, Waiting, choose
 
 START = 40.0
 NGRAM, DRAFT, PLAIN = Mode.NGRAM, Mode.DRAFT_MODEL, Mode.PLAIN
@@ -61,3 +73,51 @@ def test_with_endless_work_in_three_modes_none_starves_and_switching_costs_a_ten
     assert starts > 3
     assert longest <= 2 * (bound + start) + bound  # two others are served between, each for the bound at most
     assert starts * start <= 86_400 / SHARE
+
+
+class Unclean(ScriptedEngine):
+    """Its end fails half-way."""
+
+    async def stop(self) -> None:
+        await super().stop()
+        raise RuntimeError("the device answers nothing")
+
+
+def make(settings: Settings, mode: Mode) -> ScriptedEngine:
+    return (Unclean if mode is NGRAM else ScriptedEngine)(settings, mode)
+
+
+def test_an_engine_that_ends_badly_does_not_take_its_worker_along(tmp_path: Path) -> None:
+    host = EngineHost(Settings(data_dir=tmp_path, engine="scripted"), NGRAM, make)
+    host.start()
+    for mode in (PLAIN, NGRAM):
+        host.switch(mode)
+        assert (host.ready, host.mode) == (True, mode)
+    host.stop()
+
+
+def test_a_worker_that_can_no_longer_watch_its_queues_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would live on, serve one mode, and never another."""
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of the blue")
+
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("worker.supervisor.service.backlog", broken)
+    monkeypatch.setattr(state, "should_stop", None)
+    host = EngineHost(Settings(data_dir=tmp_path, engine="scripted"), PLAIN, make)
+    watching = Supervisor(cast(Context, None), host, [PLAIN, DRAFT], {})
+    watching.start(SimpleNamespace(consumer=SimpleNamespace(task_consumer=object())))
+    assert host.stopping.wait(30)
+    watching.stop()
+    assert state.should_stop == EX_FAILURE
+    host.loop.close()
+
+
+def test_a_sign_of_life_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of the blue")
+
+    monkeypatch.setattr(components.Pool, "requires", components.Pool.requires)
+    step = engine_step(cast(Context, None), cast(EngineHost, None), cast(Supervisor, None), "worker")
+    assert cast(Any, step)._told(SimpleNamespace(), broken) is False
