@@ -63,13 +63,16 @@ def infer_schema(dataset: Dataset, columns: Sequence[str] | None = None) -> pa.S
 def _widened(schema: pa.Schema, name: str, values: list[Any], place: str) -> pa.Schema:
     try:
         here = pa.schema([pa.field(name, pa.array(values).type)])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as mixed:
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{place}: column {name!r} holds half of a character (a lone surrogate). {_NO_UTF8}") from None
+    except (pa.ArrowException, OverflowError) as mixed:
         raise InvalidRequest(f"{place}: column {name!r} holds values of several types ({mixed}). {_MIXED}") from None
     try:
         return pa.unify_schemas([schema, here], promote_options="permissive")
-    except pa.ArrowTypeError:
+    except pa.ArrowException:
         before, now = schema.field(name).type, here.field(name).type
         raise InvalidRequest(f"{place}: column {name!r} is {now}, and {before} in the rows before. {_MIXED}") from None
 
 
 _MIXED = "Parquet needs one type a column: leave it out with --keep, or write JSONL"
+_NO_UTF8 = "Parquet has no form for it: correct it, leave it out with --keep, or write JSONL"

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from specbatch.datasets.dataset import Dataset, Values, infer_schema
-from specbatch.datasets.writers import Destination, Jsonl, Writer
+from specbatch.datasets.formats import Jsonl, check_parquet
+from specbatch.datasets.writers import Destination, Writer
 from specbatch.errors import InvalidRequest
 from specbatch.generation.recipe import SAMPLE, Recipe, Step
 from specbatch.generation.rows import Selection, Unit, selected
@@ -56,7 +57,7 @@ class Joined:
 
 
 def schema_of(dataset: Dataset, recipe: Recipe, destination: Destination) -> pa.Schema | None:
-    """The types of a Parquet output; None for JSONL. Raises InvalidRequest for columns without one type, or unknown ones.
+    """The types of a Parquet output; None for JSONL. Raises InvalidRequest for unknown columns, and those that Parquet has no type for.
 
     An untyped dataset is read once for it, so that what could not be written is known before anything is generated.
     """
@@ -68,7 +69,9 @@ def schema_of(dataset: Dataset, recipe: Recipe, destination: Destination) -> pa.
         if absent:
             raise InvalidRequest(f"{dataset.name}: --keep: there is no column {absent[0]!r} (its columns: {', '.join(found.names)})")
         found = pa.schema([found.field(name) for name in recipe.keep])
-    return pa.schema([*found, *recipe.added_fields()])
+    whole = pa.schema([*found, *recipe.added_fields()])
+    check_parquet(whole)
+    return whole
 
 
 def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destination, schema: pa.Schema | None) -> Tally:

@@ -138,7 +138,7 @@ def _answer(result: ResultObject) -> Answer:
         return Answer(position, None, f"{result.outcome}: {storable(str(error.get('message', 'no reason was given')))}")
     choice = body["choices"][0]
     text, finish_reason = choice["message"].get("content"), choice.get("finish_reason")
-    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+    if text is not None and not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
         return Answer(position, None, f"the answer holds half of a character, which no file of text can: {storable(text)}")
     if measured is None:
         return Answer(position, text, finish_reason=finish_reason)

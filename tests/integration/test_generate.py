@@ -221,6 +221,8 @@ BAD: dict[str, tuple[str, bytes, tuple[str, ...], str]] = {
     "step without a name": ("in.jsonl", b'{"id":1}\n', (*PROMPT, "--step", "x"), "--step x: write it as NAME=TEMPLATE"),
     "mixed types": ("in.jsonl", b'{"id":1}\n{"id":"x"}\n', (*PROMPT, "-o", "out.parquet"), "column 'id' holds values of several types"),
     "nested in parquet": ("in.jsonl", b'{"id":{"a":1}}\n{"id":{"a":"x"}}\n', (*PROMPT, "-o", "out.parquet"), "column 'id' holds values"),
+    "object without fields": ("in.jsonl", b'{"id":1,"m":{}}\n', (*PROMPT, "-o", "out.parquet"), "column 'm' cannot be in Parquet"),
+    "half of a character": ("in.jsonl", b'{"id":1,"t":"\\ud83d"}\n', (*PROMPT, "-o", "out.parquet"), "column 't' holds half of a"),
     "not there": ("other.jsonl", b'{"id":1}\n', PROMPT, "there is no file or folder in.jsonl"),
 }
 

@@ -202,6 +202,15 @@ def test_values_without_a_common_type_are_named(tmp_path: Path, monkeypatch: pyt
     assert infer_schema(source.at(tmp_path / "in.jsonl"), ["b"]).names == ["b"]
 
 
+@pytest.mark.parametrize("row", [{"t": "\ud83d"}, {"t": ["\ud83d"]}, {"\ud83d": 1}])
+def test_half_of_a_character_has_no_type(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(
+        InvalidRequest, match=r"rows 1 to 1: column '.*' holds half of a character .*: correct it, leave it out with --keep"
+    ):
+        infer_schema(source.at(tmp_path / "in.jsonl"))
+
+
 def test_rows_of_a_program_must_be_json(tmp_path: Path) -> None:
     from specbatch.datasets.text import write_jsonl
 

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.datasets import source
+from specbatch.datasets.formats import check_parquet
 from specbatch.datasets.writers import Destination, Writer
 from specbatch.errors import InvalidRequest, UsageError
 
@@ -35,7 +36,7 @@ def test_rows_come_back(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_large_output_becomes_a_folder_that_is_a_dataset(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbatch.datasets.writers.GROUP_ROWS", 1)
+    monkeypatch.setattr("specbatch.datasets.formats.GROUP_ROWS", 1)
     out = Destination(tmp_path / f"out{suffix}")
     for _ in range(2):  # the second replaces the first
         with Writer(out, SCHEMA, part_bytes=1) as writer:
@@ -74,7 +75,7 @@ def test_arrow_types_survive(tmp_path: Path) -> None:
 
 
 def test_dictionaries_that_grow_from_chunk_to_chunk_survive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbatch.datasets.writers.GROUP_ROWS", 3000)
+    monkeypatch.setattr("specbatch.datasets.formats.GROUP_ROWS", 3000)
     table = pa.table({"kind": pa.array([f"kind {number // 700}" for number in range(5000)]).dictionary_encode()})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=900)
     with Writer(Destination(tmp_path / "out.parquet"), table.schema) as writer:
@@ -88,6 +89,16 @@ def test_dictionaries_that_grow_from_chunk_to_chunk_survive(tmp_path: Path, monk
 def test_a_value_that_does_not_fit_its_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="column 'a' of the output"), Writer(Destination(tmp_path / "out.parquet"), SCHEMA) as writer:
         writer.write([{"a": 10**6, "text": "t"}])
+
+
+@pytest.mark.parametrize("kind", [pa.struct([]), pa.list_(pa.struct([])), pa.month_day_nano_interval()])
+def test_a_column_that_parquet_cannot_hold_is_named_before_anything_is_written(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([("a", pa.int16()), ("meta", kind)])
+    with pytest.raises(InvalidRequest, match=r"column 'meta' cannot be in Parquet: .*\. Leave it out with --keep, or write JSONL"):
+        check_parquet(schema)
+    with pytest.raises(pa.ArrowException), Writer(Destination(tmp_path / "out.parquet"), schema):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_json_has_no_form_for(tmp_path: Path) -> None:
