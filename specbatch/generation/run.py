@@ -48,8 +48,11 @@ class Run:
                 self._transport.let_go(part.batch_id or "")
 
     def _answered(self, step_no: int) -> bool:
-        """Ask for what a step still lacks, and read it. False when some of it expired."""
-        if not self._spool.fact(f"rendered {step_no}"):
+        """Ask for what a step still lacks, and read it. False when some of it expired.
+
+        What parts that have not ended will answer is not lacking: a step is rendered again when all of them are read.
+        """
+        if not self._spool.fact(f"rendered {step_no}") and all(part.ended for part in self._spool.parts(step_no)):
             self._render(step_no)
         for part in self._spool.parts(step_no):
             if not part.ended:

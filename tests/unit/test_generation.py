@@ -204,6 +204,8 @@ def test_rows_of_a_cancelled_batch_are_asked_for_again(tmp_path: Path, data: Pat
         make(tmp_path, data, recipe())
     make(tmp_path, data, recipe())
     assert columns(tmp_path / "out.jsonl") == EXPECTED
+    asked = [custom_id for batch in services.batches.values() for custom_id in batch.answered]
+    assert len(asked) == 2 * len(EXPECTED), "rows of batches that were still to be read were asked for again"
 
 
 def test_rows_of_a_batch_whose_window_passed_are_asked_for_in_another(tmp_path: Path, data: Path, services: Services) -> None:
