@@ -17,6 +17,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 from specbatch.errors import UsageError
+from specbatch.lines import compact
 
 SCALARS = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "null": pa.null()}
 MOST_REFERENCES = 32  # one behind the other; more are a circle
@@ -29,6 +30,10 @@ class AnswerSchema:
     def __init__(self, document: Mapping[str, Any], name: str) -> None:
         """Raises UsageError for what is not JSON Schema, or refers to what is not in it; `name` is what messages call it."""
         self.document = dict(document)
+        try:
+            compact(self.document)
+        except (TypeError, ValueError, RecursionError) as wrong:
+            raise UsageError(f"{name} holds a value that JSON has no form for: {wrong}") from None
         kind = validator_for(document, default=Draft202012Validator)
         try:
             kind.check_schema(document)

@@ -16,6 +16,7 @@ from specbatch.datasets.schema import read as read_schema
 from specbatch.datasets.templates import Chat, Condition, Template, chat, text
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
+from specbatch.lines import compact
 
 TEXT = "text"
 SAMPLE = "sample"
@@ -78,6 +79,11 @@ class Recipe:
         reserved = {"model", "messages", "stream", "n", "seed", "response_format"}.intersection(self.sampling)
         if reserved:
             raise UsageError(f"--param {min(reserved)}: this command sets it itself")
+        for parameter, value in self.sampling.items():
+            try:
+                compact(value)
+            except (TypeError, ValueError, RecursionError) as wrong:
+                raise UsageError(f"--param {parameter}: {wrong}: give a value that JSON has a form for") from None
         names = [each.name for each in self.added_fields()]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from specbatch.errors import UsageError
+from specbatch.errors import ServiceUnavailable, UsageError
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -131,7 +131,10 @@ class Spool:
 
 @contextmanager
 def opened(path: Path, output: Path) -> Iterator[Spool]:
-    """The spool of one output. Raises UsageError while another command writes that output."""
+    """The spool of one output.
+
+    Raises UsageError while another command writes that output, ServiceUnavailable where the file cannot be read or written.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(path.with_suffix(".lock"))
     try:
@@ -147,5 +150,10 @@ def opened(path: Path, output: Path) -> Iterator[Spool]:
             yield Spool(connection)
         finally:
             connection.close()
+    except sqlite3.Error as failure:  # also one of the body: nothing else there speaks SQLite without SQLAlchemy between
+        raise ServiceUnavailable(
+            f"{path}, where the answers for {output} are kept, cannot be read or written: {failure}. Where its disk is full, make room "
+            "and give the same command again: it goes on. Where the file is damaged, remove it: the same command begins anew"
+        ) from failure
     finally:
         lock.release()

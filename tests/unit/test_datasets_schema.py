@@ -143,6 +143,7 @@ def test_a_schema_that_refers_to_itself_is_text_where_it_does() -> None:
         ("[]", "must hold a JSON Schema, which is an object"),
         ('{"type": "objekt"}', "is not valid JSON Schema: 'objekt' is not valid"),
         ('{"type": "object"}', "names no properties"),
+        ('{"enum": [NaN]}', "s.json holds a value that JSON has no form for: Out of range float values"),
     ],
 )
 def test_what_is_no_schema_is_refused(tmp_path: Path, content: str, said: str) -> None:

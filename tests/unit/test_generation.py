@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from specbatch.client import Client
 from specbatch.datasets import source
 from specbatch.datasets.writers import Destination
 from specbatch.domain import JobStatus
-from specbatch.errors import Conflict, InvalidRequest, UsageError
+from specbatch.errors import Conflict, InvalidRequest, ServiceUnavailable, UsageError
 from specbatch.generation.generated import Generated, produce
 from specbatch.generation.recipe import Recipe, recipe_of
 from specbatch.generation.requests import Parts
+from specbatch.generation.spool import Spool
 from specbatch.settings import Settings
 from tests.generation_fixtures import Services
 
@@ -302,6 +305,35 @@ def test_two_commands_do_not_write_one_output(tmp_path: Path, data: Path, servic
     make(tmp_path, data, recipe())
 
 
+def test_a_damaged_spool_is_named(tmp_path: Path, data: Path, services: Services) -> None:
+    make(tmp_path, data, recipe())
+    [spool] = (tmp_path / "home" / "generate").glob("*.db")
+    spool.write_bytes(b"no database at all" * 1000)
+    with pytest.raises(ServiceUnavailable, match=rf"{spool}, where the answers for .*out\.jsonl are kept.* damaged, remove it"):
+        make(tmp_path, data, recipe())
+    spool.unlink()
+    make(tmp_path, data, recipe(), overwrite=True)
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(
+    tmp_path: Path, data: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(self: Spool, connection: sqlite3.Connection) -> None:
+        """SQLite says of a file that may not grow what it says of a full disk."""
+        connection.execute("PRAGMA max_page_count=1")
+        self._sql = connection
+
+    services.answers = {f"{number}?": "long " * 5000 for number in range(ROWS)}
+    with monkeypatch.context() as patched:
+        patched.setattr(Spool, "__init__", small)
+        with pytest.raises(ServiceUnavailable, match=r"disk is full.* make room and give the same command again"):
+            make(tmp_path, data, recipe())
+    said: list[str] = []
+    make(tmp_path, data, recipe(), say=said)
+    assert said[0].startswith("continuing the interrupted run")
+    assert len(rows(tmp_path / "out.jsonl")) == 2 * ROWS
+
+
 def test_lines_that_begin_alike_stand_together(tmp_path: Path, data: Path, services: Services) -> None:
     asked = recipe(prompt="{{ group }} {{ id }}", steps={}, samples=1)
     settings = Settings(data_dir=tmp_path / "home")
@@ -332,6 +364,8 @@ def test_parts_hold_every_line_and_no_more_rows_than_they_may(window: int, part:
         ({"sampling": {"stream": True}}, "--param stream: this command sets it itself"),
         ({"columns": {"text": "x"}}, "two columns of the output would be named 'text'"),
         ({"name": "outline"}, "two columns of the output would be named 'outline'"),
+        ({"sampling": {"temperature": math.nan}}, "--param temperature: Out of range float values are not JSON compliant"),
+        ({"sampling": {"stop": {"a"}}}, "--param stop: Object of type set is not JSON serializable: give a value that JSON has a form for"),
         ({"limit": 0}, "--n and --limit are at least 1"),
     ],
 )
