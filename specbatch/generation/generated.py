@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ from specbatch.generation import requests, spool
 from specbatch.generation.output import Tally
 from specbatch.generation.recipe import TEXT, Recipe, recipe_of, whole_hash
 from specbatch.generation.run import Run, abandon
-from specbatch.settings import Settings, load
+from specbatch.serving import resolve_model
+from specbatch.settings import DEFAULT_ALIAS, Settings, load
 
 Say = Callable[[str], None]
 
@@ -92,7 +94,7 @@ def generate(
     )
     loaded = load(**settings)
     with _opened(data, loaded) as dataset:
-        known = _default_output(loaded, dataset, recipe) if output is None else Path(output)
+        known = _default_output(loaded, dataset, recipe, url) if output is None else Path(output)
         destination = Destination(known, () if isinstance(data, Iterable) and not isinstance(data, str) else (Path(data),))
         with shown() if progress is True else nullcontext(progress or silent) as show:
             return produce(loaded, dataset, recipe, destination, overwrite=overwrite, url=url, api_key=api_key, say=_say, show=show)
@@ -184,9 +186,10 @@ def _rows_aside(rows: Iterable[Mapping[str, Any]], settings: Settings) -> Iterat
         path.unlink(missing_ok=True)
 
 
-def _default_output(settings: Settings, dataset: Dataset, recipe: Recipe) -> Path:
-    """The same for the same question, so that it is asked once."""
-    asked = whole_hash(recipe.parts("", digest(dataset)) | {"keep": ",".join(recipe.keep or ["*"])})
+def _default_output(settings: Settings, dataset: Dataset, recipe: Recipe, url: str | None) -> Path:
+    """The same for the same question to the same model, so that it is asked once."""
+    model = DEFAULT_ALIAS if url else resolve_model(settings)
+    asked = whole_hash(recipe.parts(model, digest(dataset)) | {"server": url or "", "keep": json.dumps(recipe.keep)})
     return settings.home / "generate" / f"{asked[:24]}.jsonl"
 
 

@@ -15,7 +15,7 @@ from specbatch.datasets import source
 from specbatch.datasets.writers import Destination
 from specbatch.domain import JobStatus
 from specbatch.errors import Conflict, InvalidRequest, ServiceUnavailable, UsageError
-from specbatch.generation.generated import Generated, produce
+from specbatch.generation.generated import Generated, generate, produce
 from specbatch.generation.recipe import Recipe, recipe_of
 from specbatch.generation.requests import Parts
 from specbatch.generation.spool import Spool
@@ -235,6 +235,22 @@ def test_what_failed_in_one_step_is_not_asked_in_the_next(tmp_path: Path, data: 
     ]
     asked = [custom_id for batch in services.batches.values() for custom_id in batch.answered]
     assert len(asked) == 2 * ROWS - 1
+
+
+def test_without_an_output_another_question_has_another_place(tmp_path: Path, services: Services) -> None:
+    def asked(**changes: Any) -> Generated:
+        words: dict[str, Any] = {"data_dir": tmp_path / "home", "model": "one", "prompt": "{{ id }}", "progress": False}
+        return generate([{"id": 1, "x": 2}], **(words | changes))
+
+    first = asked()
+    assert [row["text"] for row in first] == ["<1>"]
+    others: list[dict[str, Any]] = [{"model": "two"}, {"url": "http://a:1"}, {"url": "http://b:1"}, {"keep": []}, {"keep": ["id"]}]
+    made = [asked(**changes) for changes in others]
+    assert not any(each.found for each in made)
+    assert len({each.path for each in (first, *made)}) == 6
+    again = asked()
+    assert (again.found, again.path) == (True, first.path)
+    assert all(asked(**changes).found for changes in others)
 
 
 SHAPED: dict[str, Any] = {"type": "object", "properties": {"word": {"type": "string"}, "size": {"type": "number"}}}
