@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from base64 import b64decode
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,7 +28,7 @@ _SCHEMES = {
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="SPECBATCH_", toml_file="specbatch.toml", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SPECBATCH_", toml_file="specbatch.toml", extra="forbid", frozen=True)
 
     data_dir: Path = Field(Path(".specbatch"), description="Everything embedded lives under it: database, queue, files, caches.")
     database_url: str | None = Field(None, description="postgresql://... ; SQLite under data_dir when unset.")
@@ -114,6 +116,10 @@ class Settings(BaseSettings):
         schemes = _SCHEMES[str(info.field_name)]
         if value is not None and value.partition("://")[0] not in schemes:
             raise ValueError(f"write it as {schemes[0]}://...")
+        address = (value or "").partition("://")[2].partition("/")[0].rpartition("@")[2]
+        port = address.rpartition("]")[2].rpartition(":")
+        if port[1] and not port[2].isdigit():
+            raise ValueError(f"the port {port[2]!r} is no number; in a password, write : / @ as %3A %2F %40")
         return value
 
     @field_validator("tokens_by_batch_size", mode="before")
@@ -196,6 +202,8 @@ def load(**flags: object) -> Settings:
     """Settings from flags (None means unset), environment and specbatch.toml. Raises UsageError naming each bad setting."""
     try:
         return Settings(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+    except tomllib.TOMLDecodeError as wrong:
+        raise UsageError(f"{Settings.model_config['toml_file']} is not TOML: {wrong}. Mend that line, or remove the file") from None
     except ValidationError as wrong:
         raise UsageError("; ".join(_say(dict(error)) for error in wrong.errors())) from None
 
@@ -203,5 +211,8 @@ def load(**flags: object) -> Settings:
 def _say(error: dict[str, object]) -> str:
     place = error["loc"]
     name = str(place[0]) if isinstance(place, tuple) and place else ""
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(name, Settings.model_fields, n=1)
+        return f"specbatch.toml names {name!r}, which is no setting: " + (f"did you mean {near[0]!r}?" if near else "the README lists all")
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"setting {name} (SPECBATCH_{name.upper()}): {message}, got {error['input']!r}" if name else message

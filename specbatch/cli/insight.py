@@ -28,6 +28,8 @@ def plan(call: Call, requests: Requests, mode: NamedMode = None, task: NamedTask
         render.document(planned.model_dump(mode="json"))
     else:
         _show_plan(planned)
+    if planned.problem_count and call.json:
+        raise typer.Exit(InvalidRequest.exit_code)  # the document tells them
     if planned.problem_count:
         raise InvalidRequest(f"{given.name}: {planned.problem_count} problems; a batch with them would fail validation")
 

@@ -34,7 +34,11 @@ class Source:
 
     def endpoint(self) -> str:
         """The url of the first line, which every line must share. Raises InvalidRequest where the first line is no request of any kind."""
+        holds = False
         for number, line in read(self.path, FIRST_LINE_BYTES):
+            holds = True
+            if len(line) > FIRST_LINE_BYTES:
+                continue  # cut: whether it is a request, its validation says
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError):
@@ -47,6 +51,8 @@ class Source:
             if isinstance(url, str) and url not in ENDPOINTS:
                 raise InvalidRequest(f"{self.name}: line {number} asks for {url!r}; use one of {', '.join(ENDPOINTS)}")
             return url if isinstance(url, str) else DEFAULT_ENDPOINT
+        if holds:
+            return DEFAULT_ENDPOINT
         raise InvalidRequest(f"{self.name} holds no requests: write one JSON object a line, as in examples/requests.jsonl")
 
     def upload(self, ctx: Context) -> FileObject:
@@ -76,6 +82,8 @@ def _checked(source: Source) -> Source:
         raise UsageError(f"{source.name} is a directory: give a file with one JSON request a line")
     if not source.path.exists():
         raise UsageError(f"there is no file {source.name}: check the path, or try examples/requests.jsonl")
+    if not source.path.is_file():
+        raise UsageError(f"{source.name} is no regular file, and would be read more than once: pipe it in, and give - for its name")
     if source.path.stat().st_size == 0:
         raise InvalidRequest(f"{source.name} is empty: write one JSON request a line, as in examples/requests.jsonl")
     return source

@@ -30,12 +30,16 @@ class Target:
             raise UsageError(f"there is no directory {path.parent}: make it, or choose another output file")
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"{path.parent} cannot be written to: choose another output file")
-        if source is not None and path.exists() and source.exists() and path.samefile(source):
-            raise UsageError(f"{path} is the input file: choose another output file")
+        if len(os.fsencode(_aside(self.errors).name)) > os.pathconf(path.parent, "PC_NAME_MAX"):
+            raise UsageError(f"the name {path.name[:40]}... is too long for this folder's disk: choose a shorter one")
+        for place, what in ((path, "the output"), (self.errors, "the rows without an answer")):
+            if source is not None and place.exists() and source.exists() and place.samefile(source):
+                raise UsageError(f"{place}, where {what} would go, is the input file: choose another output file")
 
     @property
     def errors(self) -> Path:
-        return self.path.with_suffix(".errors.jsonl")
+        """OUT's name says only by .jsonl what kind it is: what follows another dot may be all that tells two outputs apart."""
+        return self.path.with_name(self.path.name.removesuffix(".jsonl") + ".errors.jsonl")
 
     def deliver(self, ctx: Context, batch: BatchObject) -> str:
         """Write the outcomes of a batch that ended, and say where they are.
@@ -75,9 +79,13 @@ class Target:
         return path
 
 
+def _aside(place: Path) -> Path:
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+
+
 def _put(place: Path, content: Path | None) -> None:
     place = place.resolve()  # a link stays a link
-    aside = place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+    aside = _aside(place)
     try:
         with aside.open("xb") as file:
             if content is not None:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from specbatch import embedded
-from specbatch.cli import app, target
+from specbatch.cli import app, source, target
+from specbatch.cli.source import Source
 from specbatch.cli.target import Target
 from specbatch.cli.watch import Meter
 from specbatch.domain import Mode
@@ -341,6 +342,77 @@ def test_a_disk_that_fills_up_under_the_output_leaves_the_old_one(tmp_path: Path
 def test_error_lines_have_a_file_of_their_own() -> None:
     assert Target(Path("out.jsonl")).errors == Path("out.errors.jsonl")
     assert Target(Path("out")).errors == Path("out.errors.jsonl")
+    apart = {Target(Path(name)).errors for name in ("m.qwen", "m.llama", "m.jsonl", "m")}
+    assert apart == {Path(f"{name}.errors.jsonl") for name in ("m.qwen", "m.llama", "m")}
+
+
+def test_the_file_of_error_lines_is_not_the_input(tmp_path: Path, invoke: Invoke) -> None:
+    given = write(tmp_path / "todo.errors.jsonl", EXAMPLES.read_bytes())
+    failed = invoke("run", given, "-o", tmp_path / "todo.jsonl")
+    assert (failed.exit_code, "is the input file" in error_of(failed)) == (2, True)
+    assert given.read_bytes() == EXAMPLES.read_bytes()
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="shorter"):
+        Target(tmp_path / f"{'x' * 240}.jsonl")
+
+
+def test_a_pipe_is_no_input_by_name(tmp_path: Path, invoke: Invoke) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    failed = invoke("run", tmp_path / "pipe", "-o", tmp_path / "out.jsonl")
+    assert (failed.exit_code, "give - for its name" in error_of(failed)) == (2, True)
+
+
+def test_a_first_line_too_long_to_look_at_is_left_to_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "FIRST_LINE_BYTES", 1000)
+    long, short = b'{"custom_id": "' + b"x" * 2000 + b'"}\n', b'{"url": "/v1/completions"}\n'
+    assert Source(write(tmp_path / "a", long), "a").endpoint() == source.DEFAULT_ENDPOINT
+    assert Source(write(tmp_path / "b", long + short), "b").endpoint() == "/v1/completions"
+
+
+def test_a_plan_with_problems_is_one_document(tmp_path: Path, invoke: Invoke) -> None:
+    planned = invoke("plan", write(tmp_path / "in.jsonl", b'{"custom_id": "a"}\n'), "--json")
+    assert planned.exit_code == 2
+    assert json.loads(planned.stdout)["problem_count"] > 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("port = = 1\n", "is not TOML"),
+        ('databse_url = "x"\n', "did you mean 'database_url'"),
+        ("xyzzy = 1\n", "is no setting: the README lists all"),
+    ],
+)
+def test_a_settings_file_that_is_wrong(content: str, words: str, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "specbatch.toml", content.encode())
+    monkeypatch.setitem(Settings.model_config, "toml_file", str(path))
+    failed = invoke("jobs")
+    assert (failed.exit_code, words in error_of(failed)) == (2, True), failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("database_url", "postgresql://u:p@h:port/db"), ("redis_url", "redis://h:port"), ("database_url", "postgresql://u:p@[::1]:x/db")],
+)
+def test_a_port_that_is_no_number(name: str, url: str) -> None:
+    with pytest.raises(UsageError, match="is no number"):
+        load(**{name: url})
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("database_url", "postgresql://u:p%40x@[::1]:5432/db"),
+        ("database_url", "postgresql:///db?host=/run"),
+        ("redis_url", "redis+socket:///a:b/c.sock"),
+        ("redis_url", "redis://:secret@[::1]/0"),
+        ("redis_url", "redis://h"),
+    ],
+)
+def test_addresses_of_services(name: str, url: str) -> None:
+    assert getattr(load(**{name: url}), name) == url
 
 
 def test_an_output_directory_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,14 @@ def test_no_secret_is_written_down() -> None:
 
 def test_the_api_is_not_open_to_the_network() -> None:
     assert all(port.startswith("127.0.0.1:") for port in SERVICES["api"]["ports"])
-    assert all("ports" not in SERVICES[service] for service in SERVICES.keys() - {"api"})
+    for service in SERVICES.keys() - {"api"}:
+        assert all(port.startswith("${SERVICES_ADDRESS:-127.0.0.1}:") for port in SERVICES[service].get("ports", []))
+
+
+def test_other_machines_reach_the_database_and_the_queue() -> None:
+    assert {service for service in SERVICES if "ports" in SERVICES[service]} == {"api", "postgres", "valkey"}
+    assert "${POSTGRES_HOST:-postgres}:5432" in COMPOSE["x-environment"]["SPECBATCH_DATABASE_URL"]
+    assert "${REDIS_HOST:-valkey}:6379" in COMPOSE["x-environment"]["SPECBATCH_REDIS_URL"]
 
 
 @pytest.mark.parametrize("service", OURS)
