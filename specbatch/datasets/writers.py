@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,6 +55,18 @@ class Destination:
     def taken(self) -> bool:
         return self.path.exists()
 
+    def remove_leftovers(self) -> None:
+        """What a command that was killed while it wrote left beside OUT. Only for who holds OUT's lock: it would take another's work."""
+        for place in {self.path, self.path.resolve()}:
+            for left in place.parent.glob(f".{glob.escape(place.name)}.{'[0-9a-f]' * 8}.part"):
+                with suppress(OSError):
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def aside(place: Path) -> Path:
+    """Where something is written until it is whole, beside the output at `place`."""
+    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
+
 
 def _same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
@@ -64,7 +78,7 @@ class Writer:
     def __init__(self, destination: Destination, schema: pa.Schema | None, part_bytes: int = PART_BYTES) -> None:
         self._place = destination.path.resolve()  # a link stays a link
         self._parquet, self._schema, self._part_bytes = destination.is_parquet, schema, part_bytes
-        self._aside = self._place.with_name(f".{self._place.name}.{secrets.token_hex(4)}.part")
+        self._aside = aside(self._place)
         self._parts: list[Path] = []
         self._open: Jsonl | Parquet | None = None
 

@@ -120,32 +120,39 @@ def produce(
     data = digest(dataset)
     with _spooled(settings, destination) as book, Client.of(settings, url, api_key) as client:
         parts = recipe.parts(client.transport.model, data) | ({"server": url} if url else {})
-        if (known := _begun(book, parts, destination, client.transport, overwrite=overwrite, say=say)) is not None:
+        if (known := _begun(book, parts, recipe, destination, client.transport, overwrite=overwrite, say=say)) is not None:
             return known
         part_rows = min(requests.PART_ROWS, settings.max_batch_rows)
         run = Run(client.transport, dataset, data, recipe, book, progress=show, window_rows=window_rows, part_rows=part_rows)
         run.finish()
         tally = outputs.write(dataset, recipe, book, destination, schema)
         run.let_go()
-        book.finish(tally=asdict(tally))
+        book.finish(tally=asdict(tally), kept=_kept(recipe))
         return _generated(destination, tally)
 
 
 def _begun(
-    book: spool.Spool, parts: dict[str, str], destination: Destination, transport: Transport, *, overwrite: bool, say: Say
+    book: spool.Spool, parts: dict[str, str], recipe: Recipe, destination: Destination, transport: Transport, *, overwrite: bool, say: Say
 ) -> Generated | None:
     """Go on with the run that the spool knows, or begin another and say why. The output where it is complete already.
 
-    Raises UsageError for an output that exists and is not to be overwritten.
+    Raises UsageError for an output that exists and is not to be overwritten, or has other columns than are asked for now.
     """
     run_hash, before = whole_hash(parts), book.fact("parts")
     same = before == parts
     finished = bool(book.fact("finished"))
     if same and finished and destination.taken and not overwrite:
+        if book.fact("kept") not in (None, _kept(recipe)):  # None: a version that did not note it
+            raise UsageError(
+                f"{destination.path} is complete, and --keep is not as it was: --overwrite generates it anew, or choose another output"
+            )
         say(f"{destination.path} is complete already (run {run_hash[:12]}); --overwrite generates it anew")
         return _generated(destination, Tally(**book.fact("tally")), found=True)
     goes_on = same and not finished and (not overwrite or book.fact("overwrites"))
     if goes_on:
+        if not destination.taken:
+            book.note(publishing=False)  # a file that appears from now on is not this run's
+        outputs.check_place(book, destination)
         say(f"continuing the interrupted run {run_hash[:12]}")
         return None
     if destination.taken and not overwrite:
@@ -191,6 +198,10 @@ def _default_output(settings: Settings, dataset: Dataset, recipe: Recipe, url: s
     model = DEFAULT_ALIAS if url else resolve_model(settings)
     asked = whole_hash(recipe.parts(model, digest(dataset)) | {"server": url or "", "keep": json.dumps(recipe.keep)})
     return settings.home / "generate" / f"{asked[:24]}.jsonl"
+
+
+def _kept(recipe: Recipe) -> dict[str, Any]:
+    return {"columns": None if recipe.keep is None else list(recipe.keep)}
 
 
 def _generated(destination: Destination, tally: Tally, *, found: bool = False) -> Generated:

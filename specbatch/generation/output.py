@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,8 @@ import pyarrow as pa
 from specbatch.datasets.dataset import Dataset, Values, infer_schema
 from specbatch.datasets.formats import Jsonl, check_parquet
 from specbatch.datasets.writers import Destination, Writer
-from specbatch.errors import InvalidRequest
+from specbatch.datasets.writers import aside as place_aside
+from specbatch.errors import InvalidRequest, UsageError
 from specbatch.generation.recipe import SAMPLE, Recipe, Step
 from specbatch.generation.rows import Selection, Unit, selected
 from specbatch.generation.spool import Answer, Spool
@@ -75,9 +75,13 @@ def schema_of(dataset: Dataset, recipe: Recipe, destination: Destination) -> pa.
 
 
 def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destination, schema: pa.Schema | None) -> Tally:
-    """Put the output, and the file of what is kept aside, in place. In constant memory: a chunk of rows and its answers at a time."""
+    """Put the output, and the file of what is kept aside, in place. In constant memory: a chunk of rows and its answers at a time.
+
+    Raises UsageError where somebody else's file took the place meanwhile.
+    """
+    destination.remove_leftovers()
     tally = Tally()
-    invalid = destination.invalid.with_name(f".{destination.invalid.name}.{secrets.token_hex(4)}.part")
+    invalid = place_aside(destination.path)
     aside = Jsonl(invalid)
     try:
         with Writer(destination, schema) as writer:
@@ -89,6 +93,8 @@ def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destinati
                 tally.aside += len(rejected)
                 tally.rows += len(settled) - len(rejected)
             aside.close()
+            check_place(spool, destination)
+            spool.publishing()
             if tally.aside:
                 invalid.replace(destination.invalid)
             else:
@@ -97,6 +103,15 @@ def write(dataset: Dataset, recipe: Recipe, spool: Spool, destination: Destinati
         aside.close()
         invalid.unlink(missing_ok=True)
     return tally
+
+
+def check_place(spool: Spool, destination: Destination) -> None:
+    """Raises UsageError for an output that neither this run put there, nor is it to overwrite."""
+    if destination.taken and not spool.fact("overwrites") and not spool.fact("publishing"):
+        raise UsageError(
+            f"{destination.path} was made by something else while its answers were generated: move it, and give the same command again, "
+            "which goes on; with --overwrite it would begin anew"
+        )
 
 
 def _written(writer: Writer, joined: Sequence[Joined], table: pa.Table | None, step: str) -> Sequence[Joined]:

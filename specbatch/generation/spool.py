@@ -120,6 +120,11 @@ class Spool:
         query = f"SELECT {columns} FROM answers WHERE step = ? AND position BETWEEN ? AND ?"
         return {row[0]: Answer(*row) for row in self._sql.execute(query, (step, first, last))}
 
+    def publishing(self) -> None:
+        """From here on a file in the output's place is this run's own."""
+        self._sql.execute("PRAGMA synchronous=FULL")  # the file's name may outlive a power cut, so this note has to
+        self.note(publishing=True)
+
     def finish(self, **facts: Any) -> None:
         """The output is in its place: only what it was made from is remembered."""
         with self._sql:

@@ -164,6 +164,83 @@ def test_an_output_of_another_recipe_is_not_replaced_unasked(tmp_path: Path, dat
         make(tmp_path, data, recipe())
 
 
+def test_an_output_that_something_else_made_meanwhile_is_not_replaced(
+    tmp_path: Path, data: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.jsonl"
+    services.cut_at, services.cut = 12, Cut
+    with pytest.raises(Cut):
+        make(tmp_path, data, recipe())
+    services.cut_at = 0
+    out.write_text("precious\n")
+    with pytest.raises(UsageError, match=r"out\.jsonl was made by something else .*: move it, and give the same command again"):
+        make(tmp_path, data, recipe())
+    out.unlink()
+
+    def meanwhile(*_: Any) -> str:
+        out.write_text("precious too\n")
+        return ""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Services, "get", lambda self, batch_id, get=Services.get: (meanwhile(), get(self, batch_id))[1])
+        with pytest.raises(UsageError, match=r"out\.jsonl was made by something else"):
+            make(tmp_path, data, recipe())
+    assert out.read_text() == "precious too\n"
+    out.unlink()
+    said: list[str] = []
+    make(tmp_path, data, recipe(), say=said)
+    assert said[0].startswith("continuing the interrupted run")
+    assert columns(out) == EXPECTED
+
+
+def test_killed_when_the_output_is_in_place_it_goes_on(
+    tmp_path: Path, data: Path, services: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any) -> None:
+        raise Cut
+
+    out, said = tmp_path / "out.jsonl", list[str]()
+    with monkeypatch.context() as patched:
+        patched.setattr(Services, "let_go", cut)
+        for _ in range(2):  # the second finds an output that is the first one's
+            with pytest.raises(Cut):
+                make(tmp_path, data, recipe(), say=said)
+            assert columns(out) == EXPECTED
+    assert said[-1].startswith("continuing the interrupted run")
+    out.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr("specbatch.generation.run.Run.finish", cut)
+        with pytest.raises(Cut):
+            make(tmp_path, data, recipe())
+    out.write_text("precious\n")  # what was this run's own once is not for ever
+    with pytest.raises(UsageError, match="was made by something else"):
+        make(tmp_path, data, recipe())
+    out.unlink()
+    make(tmp_path, data, recipe())
+    assert columns(out) == EXPECTED
+
+
+def test_a_complete_output_with_other_columns_is_not_what_is_asked_for(tmp_path: Path, data: Path, services: Services) -> None:
+    make(tmp_path, data, recipe())
+    for keep in (None, [], ["group"]):
+        with pytest.raises(UsageError, match=r"out\.jsonl is complete, and --keep is not as it was: --overwrite"):
+            make(tmp_path, data, recipe(keep=keep))
+    assert make(tmp_path, data, recipe()).found
+    make(tmp_path, data, recipe(keep=["group"]), overwrite=True)
+    assert make(tmp_path, data, recipe(keep=["group"])).found
+
+
+def test_what_a_killed_command_left_beside_the_output_goes(tmp_path: Path, data: Path, services: Services) -> None:
+    (tmp_path / ".out.jsonl.0123abcd.part").mkdir()
+    (tmp_path / ".out.jsonl.0123abcd.part" / "part-00000.jsonl").write_text("{}")
+    (tmp_path / ".out.jsonl.4567cdef.part").write_text("{}")
+    others = {".out.jsonl.mine.part", ".out.jsonl.2.jsonl.0123abcd.part", ".out.parquet.0123abcd.part"}
+    for name in others:
+        (tmp_path / name).write_text("{}")
+    make(tmp_path, data, recipe())
+    assert {path.name for path in tmp_path.glob(".*")} == others
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
