@@ -91,7 +91,9 @@ def check_parquet(schema: pa.Schema) -> None:
             with pq.ParquetWriter(io.BytesIO(), one) as writer:
                 writer.write_table(one.empty_table())
         except pa.ArrowException as wrong:
-            raise InvalidRequest(f"column {field.name!r} cannot be in Parquet: {wrong}. {ADVICE}", param=field.name) from None
+            raise InvalidRequest(
+                f"column {field.name!r} cannot be in Parquet: {str(wrong).rstrip('.')}. {ADVICE}", param=field.name
+            ) from None
 
 
 def dump(row: dict[str, Any]) -> str:

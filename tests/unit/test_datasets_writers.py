@@ -94,7 +94,7 @@ def test_a_value_that_does_not_fit_its_column_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.struct([]), pa.list_(pa.struct([])), pa.month_day_nano_interval()])
 def test_a_column_that_parquet_cannot_hold_is_named_before_anything_is_written(tmp_path: Path, kind: pa.DataType) -> None:
     schema = pa.schema([("a", pa.int16()), ("meta", kind)])
-    with pytest.raises(InvalidRequest, match=r"column 'meta' cannot be in Parquet: .*\. Leave it out with --keep, or write JSONL"):
+    with pytest.raises(InvalidRequest, match=r"column 'meta' cannot be in Parquet: .*[^.]\. Leave it out with --keep, or write JSONL"):
         check_parquet(schema)
     with pytest.raises(pa.ArrowException), Writer(Destination(tmp_path / "out.parquet"), schema):
         pass
