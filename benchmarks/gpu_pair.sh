@@ -5,7 +5,8 @@
 #   bash benchmarks/gpu_pair.sh first KIT      0: install, the 7 B target, drafts and suffix, a step of each mode   1: heads, a parallel draft
 #   bash benchmarks/gpu_pair.sh second         0: `specbatch tune`                1: the same modes at more loads, and a step at 16
 #   bash benchmarks/gpu_pair.sh third          0: `tune` goes on, then `bench`    1: bulk: LLM.generate, then the whole system
-#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K, wider graphs    1: n-grams K by K, two other drafts
+#   bash benchmarks/gpu_pair.sh fourth         0: EAGLE-3 K by K                  1: two other drafts
+#   bash benchmarks/gpu_pair.sh fifth          0: wider graphs                    1: n-grams K by K
 #
 # $OUT/results.tgz holds everything so far, packed again every few seconds: a call that is cut short keeps what it has.
 set -uo pipefail
@@ -15,7 +16,7 @@ kept=$home/results
 mkdir -p "$kept"
 
 keep() {
-    tar -C "$home" -czf "$OUT/.new.tgz" results && mv "$OUT/.new.tgz" "$OUT/results.tgz"
+    tar -C "$home" -czf "$OUT/.new.$BASHPID.tgz" results && mv "$OUT/.new.$BASHPID.tgz" "$OUT/results.tgz"
 }
 
 on() { # GPU COMMAND...: a command of gpu_session.sh
@@ -36,7 +37,8 @@ head_and_text() {
     python3 - "$kept" "$home" <<'P'
 import json, pathlib, shutil, sys
 kept, home = map(pathlib.Path, sys.argv[1:])
-told = {file: json.loads(file.read_text().splitlines()[-1])["trained"] for file in kept.glob("train-eagle3-*e-3.json")}
+lines = {file: file.read_text().splitlines() for file in kept.glob("train-eagle3-*e-3.json")}
+told = {file: json.loads(text[-1])["trained"] for file, text in lines.items() if text}
 best = max(told, key=lambda file: sum(told[file])).stem.removeprefix("train-")
 shutil.copytree(home / best, kept / "eagle3", dirs_exist_ok=True)
 shutil.copytree(home / f"{best}-big", home / "eagle3-big", dirs_exist_ok=True)
@@ -77,14 +79,17 @@ third() {
 }
 
 fourth() {
-    (
-        RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5
-        RESULTS=$kept/wide KV_GIB=20 LOADS=64,128,256 on 0 modes plain-wide ngram-4-wide eagle3-4-wide
-    ) &
+    RESULTS=$kept/ks KV_GIB=6 LOADS=1,4,16 on 0 modes plain eagle3-1 eagle3-2 eagle3-3 eagle3-5 &
     local measuring=$!
-    RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-3 ngram-5 ngram-8
     DRAFT=$home/parallel RESULTS=$kept/parallel KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-4 draft-8
     DRAFT=$home/draft-half RESULTS=$kept/half KV_GIB=6 LOADS=1,4,16 on 1 modes plain draft-2 draft-4
+    wait $measuring
+}
+
+fifth() {
+    RESULTS=$kept/wide KV_GIB=20 LOADS=64,128,256 on 0 modes plain-wide ngram-4-wide eagle3-4-wide &
+    local measuring=$!
+    RESULTS=$kept/ks1 KV_GIB=6 LOADS=1,4,16 on 1 modes plain ngram-3 ngram-5 ngram-8
     wait $measuring
 }
 
@@ -95,7 +100,7 @@ tuned() {
 
 (while sleep 8; do keep; done) &
 keeping=$!
+trap 'kill $keeping 2> /dev/null' EXIT # whoever waits for this script's output waits for that loop too
 "$@"
-kill $keeping
 cp "$home/tuned/specbatch.db" "$kept/tuned.db" 2> /dev/null
 keep

@@ -39,7 +39,9 @@ install() {
 unpack() {
     local kit=${1:?usage: gpu_session.sh install KIT}
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-    [ -d "$home/kit" ] || cat "$kit"/part.* | tar -C "$home" -xf -
+    [ -d "$home/kit" ] || { # a kit with a part missing must not be taken for one that is there
+        rm -rf "$home/.kit" && mkdir -p "$home/.kit" && cat "$kit"/part.* | tar -C "$home/.kit" -xf - && mv "$home/.kit/kit" "$home/kit"
+    } || return 1
     [ -d "$home/smollm2-135m" ] || bash "$home/kit/install.sh" "$home"
     add_wheels
 }

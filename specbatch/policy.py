@@ -177,6 +177,8 @@ class _Choice:
         return offered[0], self._say(flaws, f"{offered[0]}, since no worker offers plain")
 
     def _compare(self, mode: Mode, at: int, speeds: Mapping[Mode, float]) -> str:
+        if mode is Mode.PLAIN and max(speeds.values()) > speeds[mode]:
+            return f"plain, since nothing gained 5% of what was {self.table.source(self.task, at)} ({speeds[mode]:,.0f} tokens/s)"
         if mode is Mode.PLAIN:
             return f"plain, the fastest of what was {self.table.source(self.task, at)} ({speeds[mode]:,.0f} tokens/s)"
         pair = f"{speeds[mode]:,.0f} tokens/s against {speeds[Mode.PLAIN]:,.0f} in plain"
@@ -184,10 +186,14 @@ class _Choice:
         return f"{mode}, {self.table.source(self.task, at)}: {pair}{missing}"
 
     def _ranked(self, offered: Sequence[Mode], speeds: Mapping[Mode, float]) -> list[Mode]:
-        """The offered modes that were measured, the fastest first; none unless one of them speculates. Equal ones keep their order."""
+        """The offered modes that were measured, the fastest first; none unless one of them speculates. Equal ones keep their order.
+
+        Plain comes before what is faster by no more than noise: it needs no memory, and costs nothing where the noise was the gain.
+        """
         known = [mode for mode in offered if mode in speeds]
         plain = [Mode.PLAIN] if Mode.PLAIN in self.offer.available else []
-        return sorted([*known, *plain], key=lambda mode: -speeds[mode]) if known else []
+        worth = {mode: speed / SLOWDOWN if mode is Mode.PLAIN else speed for mode, speed in speeds.items()}
+        return sorted([*known, *plain], key=lambda mode: -worth[mode]) if known else []
 
     def _missing(self) -> Iterator[str]:
         """Why the kind of mode that suits the task is not to be had at all. One mode of the kind is enough for silence."""

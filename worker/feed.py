@@ -72,7 +72,7 @@ class Feed:
                 answer = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
         except Exception as failure:
             answer = failure
-        self._answers.put((row.row_index, answer, self._host.running + 1))
+        self._answers.put((row.row_index, answer, min(self._host.running + 1, self._host.slots)))
 
     def _request_id(self, row_index: int) -> str:
         return f"{self._claim.job_id}-{row_index}-{self._claim.attempt}"

@@ -141,10 +141,14 @@ def tuned(ctx: Context, mode: Mode) -> Settings:
     known = TuningTable(costs.fill(found))
     largest = max(each.k for each in found if each.mode is mode)
     most = getattr(settings, name) if name in settings.model_fields_set else largest
-    steps = schedule(known, mode, most, every_task=Mode.PLAIN not in offered_modes(settings))
+    everything = Mode.PLAIN not in offered_modes(settings)
+    steps = schedule(known, mode, most, every_task=everything)
     reached = [k for first, _, k in steps if first <= (settings.max_num_seqs or MAX_NUM_SEQS)]
     if not any(reached):  # it never paid: whoever asks for the mode nevertheless gets it
         return settings
+    if mode is Mode.DRAFT_MODEL and not everything:
+        # vLLM's older runner, where it is fastest, gives up its whole CUDA graphs for a schedule. Policy sends it no overload.
+        return settings.model_copy(update={name: next(k for k in reached if k)})
     return settings.model_copy(update={name: max(reached), "tokens_by_batch_size": steps if len(reached) > 1 else ()})
 
 

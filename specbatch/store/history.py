@@ -19,7 +19,10 @@ def windows(tx: sa.Connection, model: str, modes: Iterable[Mode], load: int) -> 
 
 
 def window(tx: sa.Connection, model: str, mode: Mode, task: TaskType, load: int) -> Window:
-    """Tokens a second are the engine's at `load`: `load` requests, each with one token every TPOT seconds."""
+    """Tokens a second are the engine's at `load`: so many requests, whose tokens took TPOT seconds each.
+
+    All tokens over all seconds: a mean of speeds would flatter a mode that is fast on some rows and slow on others.
+    """
     latest = (
         sa.select(measurements)
         .where(measurements.c.model == model, measurements.c.mode == mode, measurements.c.task == task)
@@ -28,6 +31,8 @@ def window(tx: sa.Connection, model: str, mode: Mode, task: TaskType, load: int)
         .subquery()
     )
     alike = sa.and_(latest.c.load * 2 >= load, latest.c.load <= load * 2, latest.c.tpot_seconds > 0)
-    speed = sa.func.avg(sa.case((alike, load / latest.c.tpot_seconds)))
+    tokens = sa.func.sum(sa.case((alike, sa.cast(latest.c.generated_tokens, sa.Double))))
+    seconds = sa.func.sum(sa.case((alike, latest.c.generated_tokens * latest.c.tpot_seconds)))
+    speed = load * tokens / sa.func.nullif(seconds, 0.0)
     found = tx.execute(sa.select(sa.func.count(), sa.func.sum(latest.c.drafted_tokens), sa.func.sum(latest.c.accepted_tokens), speed)).one()
     return Window(found[0], int(found[1] or 0), int(found[2] or 0), found[3])

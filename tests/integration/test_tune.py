@@ -349,3 +349,15 @@ def test_vllm_counts_what_a_step_yields(tiny_model: Any, tmp_path: Path) -> None
         assert speed.ttft_seconds is not None
         assert speed.tpot_seconds is not None
         assert speed.peak_memory_bytes is not None
+
+
+def test_a_standalone_drafts_engine_runs_as_it_was_measured(ctx: Context) -> None:
+    """vLLM's older runner gives up whole CUDA graphs for K by batch size, which `tune` does not measure."""
+    mine = replace(ctx, settings=ctx.settings.model_copy(update={"draft": "a-draft"}))
+    for load, fast in ((4, 150.0), (64, 50.0)):
+        keep(mine, Speed(Mode.PLAIN, TaskType.CHAT, load, 0, 100.0))
+        keep(mine, Speed(Mode.DRAFT_MODEL, TaskType.CHAT, load, 3, fast), draft="a-draft")
+    settings = tuning.tuned(mine, Mode.DRAFT_MODEL)
+    assert (settings.draft_tokens, settings.tokens_by_batch_size) == (3, ())
+    alone = replace(mine, settings=mine.settings.model_copy(update={"modes": (Mode.DRAFT_MODEL,)}))
+    assert tuning.tuned(alone, Mode.DRAFT_MODEL).tokens_by_batch_size, "nobody takes the overload off it"

@@ -65,6 +65,13 @@ def test_the_servers_failures_are_tried_again_and_the_callers_are_not(feed: Feed
     assert {name.split("-")[1]: times for name, times in asked.items()} == {"0": 1, "1": 2, "2": TRIES, "3": 1}
 
 
+def test_a_rows_load_is_what_the_engine_decodes_and_not_what_waits_inside(feed: Feed) -> None:
+    """Speeds are compared at like loads: a worker hands an engine of 4 far more than that."""
+    object.__setattr__(feed._host.settings, "max_num_seqs", 4)
+    found = ended(feed, *(row(index, **{"x-delay-ms": 50}) for index in range(20)))
+    assert max(result.load or 0 for result in found.values()) == 4
+
+
 def test_an_answer_that_json_cannot_hold_fails_its_row_alone(feed: Feed) -> None:
     found = ended(feed, row(0), row(1, **{"x-infinite": True}))
     assert (found[0].outcome, found[1].outcome) == (Outcome.SUCCEEDED, Outcome.FAILED)

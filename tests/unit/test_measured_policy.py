@@ -39,6 +39,14 @@ def test_with_the_table_of_one_gpu_the_other_is_never_slower_than_plain_and_near
         assert speeds[mode] >= 0.94 * max(speeds.values()), (task, load, mode)  # a tie of the table differs by 5% there
 
 
+def test_nor_is_it_slower_where_plain_and_one_other_mode_are_all_there_is() -> None:
+    table = TuningTable(costs.fill(speeds_of(RUN / "tune.json")))
+    for (task, load), speeds in measured(RUN).items():
+        for other in speeds.keys() - {Mode.PLAIN}:
+            mode = decide(task, {}, load, Offer(frozenset({Mode.PLAIN, other})), table=table).mode
+            assert speeds[mode] >= 0.95 * speeds[Mode.PLAIN], (task, load, other)
+
+
 @pytest.mark.parametrize("folder", [RUN, RUN / "drafts"], ids=["lookups and heads", "drafts"])
 def test_without_a_table_no_mode_is_used_where_it_cost_a_tenth(folder: Path) -> None:
     for (task, load), speeds in measured(folder).items():

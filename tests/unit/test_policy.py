@@ -380,3 +380,41 @@ def test_a_schedule_is_one_that_vllm_accepts(measured: TuningTable, mode: Mode, 
     assert [first for first, _, _ in steps] == [end + 1 for end in ends[:-1]]
     assert all(first <= last and 0 <= k <= most for first, last, k in steps)
     assert bool(steps) == (mode in DEFAULT_K)
+
+
+def test_between_two_loads_a_mode_that_gains_more_at_the_larger_is_not_trusted_with_all_of_it() -> None:
+    measured = table(
+        TaskType.CODE, *((Mode.PLAIN, 64, 1000.0), (Mode.EAGLE3, 64, 700.0), (Mode.PLAIN, 256, 2000.0), (Mode.EAGLE3, 256, 2600.0))
+    )
+    offered = offer(Mode.EAGLE3, Mode.PLAIN)
+    picked = {load: pick(TaskType.CODE, offered, load=load, table=measured).mode for load in (64, 65, 128, 250, 256)}
+    assert picked == {64: Mode.PLAIN, 65: Mode.PLAIN, 128: Mode.PLAIN, 250: Mode.EAGLE3, 256: Mode.EAGLE3}
+    before = pick(TaskType.CODE, offered, load=2, table=measured)
+    assert before.mode is Mode.PLAIN, "nothing was measured below: the load above speaks"
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    offered = offer(Mode.NGRAM, Mode.PLAIN)
+    for gain, mode in ((1.002, Mode.PLAIN), (1.04, Mode.PLAIN), (1.06, Mode.NGRAM)):
+        measured = table(TaskType.JSON, (Mode.PLAIN, 64, 1000.0), (Mode.NGRAM, 64, 1000.0 * gain))
+        decided = pick(TaskType.JSON, offered, load=64, table=measured)
+        assert decided.mode is mode
+        assert ("nothing gained 5% of what was measured with 64" in decided.reason) == (mode is Mode.PLAIN)
+
+
+def test_what_counts_is_the_k_that_the_engine_runs() -> None:
+    """The engine's K serves all tasks: 8, for code. What 2 would have made of chat is nobody's gain."""
+
+    def speed(mode: Mode, task: TaskType, k: int, tokens_per_second: float) -> Speed:
+        return Speed(mode, task, 16, k, tokens_per_second)
+
+    code, chat = TaskType.CODE, TaskType.CHAT
+    measured = TuningTable(
+        (
+            *(speed(Mode.PLAIN, task, 0, 1000.0) for task in (code, chat)),
+            *(speed(Mode.NGRAM, code, k, tps) for k, tps in ((2, 1400.0), (8, 2500.0))),
+            *(speed(Mode.NGRAM, chat, k, tps) for k, tps in ((2, 1100.0), (8, 700.0))),
+        )
+    )
+    assert pick(code, offer(Mode.NGRAM, Mode.PLAIN), load=16, table=measured).mode is Mode.NGRAM
+    assert pick(chat, offer(Mode.NGRAM, Mode.PLAIN), load=16, table=measured).mode is Mode.PLAIN

@@ -15,7 +15,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.policy import Offer, decide
 from specbatch.settings import Settings
 from specbatch.trial import Point
-from specbatch.tuning import BULK, LOADS, Speed, TuningTable
+from specbatch.tuning import BULK, LOADS, Speed, TuningTable, schedule
 
 SETTINGS = Settings(engine="scripted", draft="a-draft")
 MODES = (Mode.PLAIN, Mode.NGRAM, Mode.DRAFT_MODEL)
@@ -101,3 +101,13 @@ def test_a_task_that_was_measured_speaks_for_itself() -> None:
     decision = decide(TaskType.SUMMARY, {}, 16, Offer(frozenset({Mode.PLAIN, Mode.NGRAM})), table=both)
     assert decision.mode is Mode.NGRAM
     assert "ngram, measured with 16 requests at once: 150 tokens/s against 100 in plain" in decision.reason
+
+
+def test_a_k_that_only_some_tasks_were_measured_with_is_not_preferred_for_what_the_others_lack() -> None:
+    """As `tune` leaves it when its budget ends within an engine."""
+    tokens = {TaskType.CODE: 1800.0, TaskType.JSON: 1300.0, TaskType.CHAT: 1200.0}
+    plain = [Speed(Mode.PLAIN, task, 16, 0, 1000.0) for task in tokens]
+    four = [Speed(Mode.NGRAM, task, 16, 4, speed) for task, speed in tokens.items()]
+    eight = Speed(Mode.NGRAM, TaskType.CODE, 16, 8, 1500.0)
+    steps = schedule(TuningTable((*plain, *four, eight)), Mode.NGRAM, 8)
+    assert next(k for first, last, k in steps if first <= 16 <= last) == 4
