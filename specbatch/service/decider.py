@@ -53,12 +53,31 @@ class Decider:
         task: TaskType | None = None,
         mode: Mode | None = None,
     ) -> Decider:
-        """For the rows of a file that will run on this model."""
+        """For the rows of a file that will run on this model.
+
+        A row's expected load is the rows that will share its engine: at first those of its kind, and once it shows which tasks chose the
+        same mode, all of these; at most what an engine runs in a step.
+        """
         offer = offers.offer(ctx, tx, model)
         backlog = sum(owed for _, owed, _ in shards.backlog(tx, model))
-        loads = expected_loads(path, ctx.settings, backlog, task)
-        past = history.windows(tx, model, offer.available | {Mode.PLAIN}, max(loads.values()))
-        return cls(offer, past, tuning.table(tx, model), loads, task=task, mode=mode, pooled=endpoint in lines.POOLED)
+        rows, table, modes = sampled(path, ctx.settings, task), tuning.table(tx, model), offer.available | {Mode.PLAIN}
+        loads = {each: most_at_once(ctx.settings, backlog + sum(rows[other] for other in _alike(each))) for each in TaskType}
+        past = history.windows(tx, model, modes, loads)
+
+        def chosen(each: TaskType) -> Mode:
+            return policy.decide(each, {}, loads[each], offer, past, table, named_mode=mode).mode
+
+        together: Counter[Mode] = Counter()
+        for each, many in rows.items():
+            together[chosen(each)] += many
+        for each, many in reversed(rows.most_common()):  # the fewest leave first a mode that pays for none at the load of all
+            before = chosen(each)
+            loads[each] = most_at_once(ctx.settings, backlog + together[before])
+            past |= history.windows(tx, model, modes, {each: loads[each]})
+            if (after := chosen(each)) is not before:
+                together[before] -= many
+                together[after] += many
+        return cls(offer, past, table, loads, task=task, mode=mode, pooled=endpoint in lines.POOLED)
 
     def __call__(self, body: Mapping[str, Any], row_index: int) -> Decision:
         task = classify(body, self._task).task
@@ -73,18 +92,20 @@ class Decider:
         return self._decided[kind]
 
 
-def expected_loads(path: Path, settings: Settings, backlog: int, named: TaskType | None) -> dict[TaskType, int]:
-    """How many requests will run at once beside a row of each task type: those of its own kind, since the other kind runs in another mode.
-
-    A sample from the beginning of the file, scaled by the file's size; at most what an engine runs in a step.
-    """
-    counts: Counter[bool] = Counter()
+def sampled(path: Path, settings: Settings, named: TaskType | None) -> Counter[TaskType]:
+    """Rows of each task type that a file is expected to hold: a sample from its beginning, scaled by its size."""
+    counts: Counter[TaskType] = Counter()
     size = 0
     for _, line in itertools.islice(lines.read(path, settings.max_line_bytes), SAMPLE_LINES):
         size += len(line) + 1
-        counts[classify(_body(line), named).task in policy.STRUCTURED] += 1
+        counts[classify(_body(line), named).task] += 1
     scale = max(1.0, path.stat().st_size / max(1, size))
-    return {task: most_at_once(settings, backlog + round(scale * counts[task in policy.STRUCTURED])) for task in TaskType}
+    return Counter({task: round(scale * many) for task, many in counts.items()})
+
+
+def _alike(task: TaskType) -> list[TaskType]:
+    """The tasks that will most likely share this one's engine."""
+    return [each for each in TaskType if (each in policy.STRUCTURED) is (task in policy.STRUCTURED)]
 
 
 def _body(line: bytes) -> dict[str, Any]:

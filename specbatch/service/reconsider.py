@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from specbatch import policy
 from specbatch.context import Context
 from specbatch.domain import Mode, TaskType
@@ -17,7 +19,10 @@ def reconsider(ctx: Context) -> int:
     """Decide again for every kind of queued shard. Answers how many shards were sent to another mode."""
     with ctx.database.read() as tx:
         kinds = shards.kinds(tx)
-    return sum(_reconsider(ctx, *kind) for kind in kinds)
+    together: Counter[tuple[str, Mode]] = Counter()  # rows that one engine will decode, whatever their task
+    for model, mode, _, _, rows in kinds:
+        together[model, mode] += rows
+    return sum(_reconsider(ctx, model, mode, task, named, together[model, mode]) for model, mode, task, named, _ in kinds)
 
 
 def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: bool, rows: int) -> int:
@@ -26,7 +31,7 @@ def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: boo
         if not offer.available:
             return 0
         load = most_at_once(ctx.settings, rows)
-        past = history.windows(tx, model, offer.available | {mode, Mode.PLAIN}, load)
+        past = history.windows(tx, model, offer.available | {mode, Mode.PLAIN}, {task: load})
         table = tuning.table(tx, model)
     served = mode in offer.available
     demoted = policy.slowdown(mode, task, past) or policy.rejection(mode, task, past)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
@@ -13,9 +13,9 @@ from specbatch.policy import Window
 LATEST_ROWS = 256
 
 
-def windows(tx: sa.Connection, model: str, modes: Iterable[Mode], load: int) -> dict[tuple[Mode, TaskType], Window]:
-    """The latest rows of each (mode, task). Speed is taken from those that ran beside half to twice `load` requests."""
-    return {(mode, task): window(tx, model, mode, task, load) for mode in modes for task in TaskType}
+def windows(tx: sa.Connection, model: str, modes: Iterable[Mode], loads: Mapping[TaskType, int]) -> dict[tuple[Mode, TaskType], Window]:
+    """The latest rows of each mode and of these tasks. Speed is taken from those that ran beside half to twice their task's load."""
+    return {(mode, task): window(tx, model, mode, task, load) for mode in modes for task, load in loads.items()}
 
 
 def window(tx: sa.Connection, model: str, mode: Mode, task: TaskType, load: int) -> Window:

@@ -157,6 +157,41 @@ def test_load_beyond_the_crossover_runs_plain(ctx: Context) -> None:
     assert "256 expected" in reasons(ctx, job_id)
 
 
+def test_the_load_of_a_row_is_all_that_share_its_engine_whatever_their_task(ctx: Context) -> None:
+    """60 rows of code run well in ngram's engine, up to 64 at once. 10 chat rows would too, up to 16, but not beside those."""
+    worker(ctx, Mode.NGRAM, Mode.PLAIN)
+    assert modes(ctx, submit(ctx, lines([TALK] * 10), completion_window="24h")) == {("chat", "ngram"): 10}
+    with ctx.database.write() as tx:
+        tx.execute(sa.update(tables.jobs).values(status="cancelled"))
+    job_id = submit(ctx, lines([CODE] * 60 + [TALK] * 10))
+    assert modes(ctx, job_id) == {("code", "ngram"): 60, ("chat", "plain"): 10}
+    assert "ngram pays only up to 16 requests at once (70 expected)" in reasons(ctx, job_id)
+
+
+def test_speeds_are_those_of_each_tasks_own_load(ctx: Context) -> None:
+    """Chat was slow beside 250 others. Four rows, alone in the head's engine, do not hear of that."""
+    heads = ctx.settings.model_copy(update={"draft": None, "eagle": "some-head"})
+    with opened(heads) as few:
+        worker(few, Mode.NGRAM, Mode.EAGLE3, Mode.PLAIN)
+        for mode, fast, slow in ((Mode.EAGLE3, 0.004, 0.05), (Mode.PLAIN, 0.006, 0.02)):
+            measured(few, mode, TaskType.CHAT, accepted=30, tpot=fast, load=4)
+            measured(few, mode, TaskType.CHAT, accepted=30, tpot=slow, load=60)
+        job_id = submit(few, lines([CODE] * 60 + [TALK] * 4))
+        assert modes(few, job_id) == {("code", "ngram"): 60, ("chat", "eagle3"): 4}
+
+
+def test_a_queued_row_is_reconsidered_at_the_load_of_all_that_share_its_engine(ctx: Context) -> None:
+    small = ctx.settings.model_copy(update={"shard_rows": 4, "draft": None})
+    with opened(small) as few:
+        worker(few, Mode.NGRAM, Mode.PLAIN)
+        job_id = submit(few, lines([CODE] * 8 + [TALK] * 8))
+        assert modes(few, job_id) == {("code", "ngram"): 8, ("chat", "ngram"): 8}
+        for mode, tpot in ((Mode.NGRAM, 0.02), (Mode.PLAIN, 0.01)):
+            measured(few, mode, TaskType.CHAT, accepted=90, tpot=tpot, load=20)  # more than twice 8, less than twice 16
+        assert reconsider.reconsider(few) == 1
+        assert modes(few, job_id) == {("code", "ngram"): 8, ("chat", "ngram"): 4, ("chat", "plain"): 4}
+
+
 def test_low_acceptance_demotes_a_draft_and_tries_it_again_on_a_few_rows(ctx: Context) -> None:
     measured(ctx, Mode.DRAFT_MODEL, TaskType.CHAT, accepted=39)
     ngram = ctx.settings.model_copy(update={"max_num_seqs": 8})  # so that the load of 128 rows is no reason
