@@ -15,8 +15,8 @@ from celery.worker import WorkController, state
 from specbatch.context import Context
 from specbatch.errors import EngineStartError
 from specbatch.queue import celery_app, queue_name
-from specbatch.service import tuning
-from specbatch.serving import offered_modes
+from specbatch.service import shards, tuning
+from specbatch.serving import offered_modes, resolve_model
 from worker.engine import build
 from worker.fitness import unfit
 from worker.host import EngineHost
@@ -38,7 +38,9 @@ def work(ctx: Context, redis_url: str) -> None:
     if not modes:
         raise EngineStartError("; ".join(f"mode {mode} cannot be served: {why}" for mode, why in withheld.items()))
     tuned = {mode: tuning.tuned(ctx, mode) for mode in modes}
-    host = EngineHost(ctx.settings, modes[0], lambda _, mode: build(tuned[mode], mode))
+    waiting = {mode: rows for mode, rows, _ in shards.backlog(ctx, resolve_model(ctx.settings)) if mode in modes}
+    first = max(waiting, key=lambda mode: waiting[mode], default=modes[0])  # else its first act would be a second start
+    host = EngineHost(ctx.settings, first, lambda _, mode: build(tuned[mode], mode))
     supervisor = Supervisor(ctx, host, modes, withheld, tuning.start_seconds(ctx))
     app = celery_app(redis_url)
     register(app, Runner(ctx, host, worker_id))

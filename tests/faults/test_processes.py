@@ -44,6 +44,16 @@ def test_kill_9_of_every_worker_at_once(install: Install, sqlite_url: str) -> No
     assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 80}
 
 
+def test_a_worker_starts_in_the_mode_that_most_rows_wait_for(install: Install, sqlite_url: str) -> None:
+    here = install(sqlite_url, modes=("ngram", "plain"))
+    here.reconciler()
+    job_id = here.submit(requests(30))  # in plain, by name
+    until(lambda: batches.get(here.ctx, job_id).status == JobStatus.IN_PROGRESS, "the batch is validated")
+    here.worker()
+    assert here.finish(job_id).outcomes == {Outcome.SUCCEEDED: 30}
+    assert (here.logged("in mode plain"), here.logged("in mode ngram"), here.logged("switching from")) == (1, 0, 0)
+
+
 def test_the_engine_dies(install: Install, sqlite_url: str) -> None:
     """Under rows of several shards; the worker lives on and starts another."""
     here = install(sqlite_url)
