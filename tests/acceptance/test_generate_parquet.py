@@ -35,6 +35,7 @@ def settings(tmp_path: Path, tiny_llama: Path) -> Settings:
         lease_seconds=3.0,
         sweep_seconds=0.5,
         shard_rows=64,
+        shards_in_flight=1,  # what a stopping worker still answers is a small part of the whole, however long it takes to stop
     )
 
 
