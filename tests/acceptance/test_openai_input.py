@@ -16,6 +16,7 @@ from specbatch.context import opened
 from specbatch.domain import Mode
 from specbatch.lines import MOST_LEVELS
 from specbatch.service import shards
+from specbatch.service.files import FIRST_LINE_BYTES
 from tests.server_fixtures import CHAT, MOST_ROWS, Server, jsonl, line, wait_until
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -27,8 +28,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def submit(client: openai.OpenAI, content: bytes, purpose: Any = "batch", endpoint: Any = CHAT) -> Batch:
-    file = client.files.create(file=("in.jsonl", content), purpose=purpose)
+def submit(client: openai.OpenAI, content: bytes, endpoint: Any = CHAT) -> Batch:
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h")
 
 
@@ -188,7 +189,8 @@ def test_every_good_line_is_answered(client: openai.OpenAI, submitted: dict[str,
 
 
 def test_a_file_without_requests(client: openai.OpenAI) -> None:
-    batch = ended(client, submit(client, b"\n\n", purpose="user_data"))
+    """A short one is refused when it is uploaded; of a long one only the beginning is looked at then."""
+    batch = ended(client, submit(client, b"\n" * (FIRST_LINE_BYTES + 1)))
     assert batch.errors is not None
     assert [(error.code, error.line) for error in batch.errors.data or []] == [("empty_file", None)]
 
