@@ -18,7 +18,8 @@ from specbatch.wire import BatchObject, FileObject, ResultObject
 
 
 class Local:
-    """What it starts ends with `close`, or with this process, however that goes."""
+    """What it starts ends with `close`, or with this process, however that goes; an embedded Valkey that was not closed, with the next
+    command in its data directory."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self.model = resolve_model(settings)
