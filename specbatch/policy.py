@@ -177,8 +177,9 @@ class _Choice:
         return offered[0], self._say(flaws, f"{offered[0]}, since no worker offers plain")
 
     def _compare(self, mode: Mode, at: int, speeds: Mapping[Mode, float]) -> str:
-        if mode is Mode.PLAIN and max(speeds.values()) > speeds[mode]:
-            return f"plain, since nothing gained 5% of what was {self.table.source(self.task, at)} ({speeds[mode]:,.0f} tokens/s)"
+        if mode is Mode.PLAIN and any(speed > speeds[mode] for of, speed in speeds.items() if of in self.offer.available):
+            source = self.table.source(self.task, at)
+            return f"plain, since nothing gained {1 - SLOWDOWN:.0%} of what was {source} ({speeds[mode]:,.0f} tokens/s)"
         if mode is Mode.PLAIN:
             return f"plain, the fastest of what was {self.table.source(self.task, at)} ({speeds[mode]:,.0f} tokens/s)"
         pair = f"{speeds[mode]:,.0f} tokens/s against {speeds[Mode.PLAIN]:,.0f} in plain"

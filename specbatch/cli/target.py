@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import sys
 from pathlib import Path
 
 from specbatch.context import Context
+from specbatch.datasets.writers import aside as place_aside
+from specbatch.datasets.writers import same
 from specbatch.errors import NotFound, UsageError
 from specbatch.service import files
 from specbatch.wire import BatchObject
@@ -30,10 +31,10 @@ class Target:
             raise UsageError(f"there is no directory {path.parent}: make it, or choose another output file")
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"{path.parent} cannot be written to: choose another output file")
-        if len(os.fsencode(_aside(self.errors).name)) > os.pathconf(path.parent, "PC_NAME_MAX"):
+        if len(os.fsencode(place_aside(self.errors).name)) > os.pathconf(path.parent, "PC_NAME_MAX"):
             raise UsageError(f"the name {path.name[:40]}... is too long for this folder's disk: choose a shorter one")
         for place, what in ((path, "the output"), (self.errors, "the rows without an answer")):
-            if source is not None and place.exists() and source.exists() and place.samefile(source):
+            if source is not None and same(place, source):
                 raise UsageError(f"{place}, where {what} would go, is the input file: choose another output file")
 
     @property
@@ -79,13 +80,9 @@ class Target:
         return path
 
 
-def _aside(place: Path) -> Path:
-    return place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
-
-
 def _put(place: Path, content: Path | None) -> None:
     place = place.resolve()  # a link stays a link
-    aside = _aside(place)
+    aside = place_aside(place)
     try:
         with aside.open("xb") as file:
             if content is not None:

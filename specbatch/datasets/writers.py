@@ -36,9 +36,9 @@ class Destination:
             raise UsageError(f"rows that are kept aside go to {self.invalid}, which is a folder: move it, or choose another output")
         for source in sources:
             inside = source.is_dir() and path.resolve().is_relative_to(source.resolve())
-            if inside or _same(path, source):
+            if inside or same(path, source):
                 raise UsageError(f"the output {path} is{' inside' if inside else ''} the input {source}: choose another output")
-            if _same(self.invalid, source):
+            if same(self.invalid, source):
                 raise UsageError(
                     f"rows that are kept aside go to {self.invalid}, beside the output, and that is the input: choose another output"
                 )
@@ -68,7 +68,7 @@ def aside(place: Path) -> Path:
     return place.with_name(f".{place.name}.{secrets.token_hex(4)}.part")
 
 
-def _same(one: Path, other: Path) -> bool:
+def same(one: Path, other: Path) -> bool:
     return one.exists() and other.exists() and one.samefile(other)
 
 

@@ -67,16 +67,17 @@ class Decider:
         def chosen(each: TaskType) -> Mode:
             return policy.decide(each, {}, loads[each], offer, past, table, named_mode=mode).mode
 
+        first = {each: chosen(each) for each in rows}
         together: Counter[Mode] = Counter()
         for each, many in rows.items():
-            together[chosen(each)] += many
+            together[first[each]] += many
         for each, many in reversed(rows.most_common()):  # the fewest leave first a mode that pays for none at the load of all
-            before = chosen(each)
-            loads[each] = most_at_once(ctx.settings, backlog + together[before])
-            past |= history.windows(tx, model, modes, {each: loads[each]})
-            if (after := chosen(each)) is not before:
-                together[before] -= many
-                together[after] += many
+            load = most_at_once(ctx.settings, backlog + together[first[each]])
+            if load != loads[each]:
+                loads[each] = load
+                past |= history.windows(tx, model, modes, {each: load})
+                together[first[each]] -= many
+                together[chosen(each)] += many
         return cls(offer, past, table, loads, task=task, mode=mode, pooled=endpoint in lines.POOLED)
 
     def __call__(self, body: Mapping[str, Any], row_index: int) -> Decision:

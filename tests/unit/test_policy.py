@@ -402,6 +402,12 @@ def test_a_gain_within_the_noise_is_none() -> None:
         assert ("nothing gained 5% of what was measured with 64" in decided.reason) == (mode is Mode.PLAIN)
 
 
+def test_a_gain_of_a_mode_that_nobody_offers_is_not_spoken_of() -> None:
+    measured = table(TaskType.JSON, (Mode.PLAIN, 64, 1000.0), (Mode.NGRAM, 64, 900.0), (Mode.EAGLE3, 64, 2000.0))
+    decided = pick(TaskType.JSON, offer(Mode.NGRAM, Mode.PLAIN), load=64, table=measured)
+    assert "plain, the fastest of what was measured with 64 requests at once" in decided.reason
+
+
 def test_what_counts_is_the_k_that_the_engine_runs() -> None:
     """The engine's K serves all tasks: 8, for code. What 2 would have made of chat is nobody's gain."""
 
