@@ -187,7 +187,11 @@ def quoted(name: str) -> str:
 def _is_storable(custom_id: object) -> TypeGuard[str]:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= 512 or "\0" in custom_id:
         return False
-    return custom_id.isascii() or not any("\ud800" <= char <= "\udfff" for char in custom_id)
+    return not holds_lone_surrogate(custom_id)
+
+
+def holds_lone_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def compact(value: Any) -> str:

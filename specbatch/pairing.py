@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from specbatch import compat, gpus
 from specbatch.domain import Mode
 from specbatch.errors import UsageError
-from specbatch.serving import MAX_NUM_SEQS
+from specbatch.serving import slots
 from specbatch.settings import BUILTIN_FOLDER, BUILTIN_MODEL, Settings
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # configs and tokenizers: no weights
@@ -36,7 +36,7 @@ def check(settings: Settings, target: str, draft: str, mode: Mode, *, device_mem
         device_memory_bytes=device_memory_bytes,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs or MAX_NUM_SEQS,
+        max_num_seqs=slots(settings),
         dtype=settings.dtype,
         quantization=settings.quantization,
         draft_quantization=settings.draft_quantization,

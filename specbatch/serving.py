@@ -14,6 +14,11 @@ MAX_NUM_SEQS = 256  # vLLM's own bound on requests in a step, where the settings
 SUFFIX_PACKAGE = "arctic-inference==0.1.1"  # of the extra `suffix`
 
 
+def slots(settings: Settings) -> int:
+    """Requests that an engine decodes at once; the others wait inside."""
+    return settings.max_num_seqs or MAX_NUM_SEQS
+
+
 def resolve_model(settings: Settings) -> str:
     """The model to serve: the configured one, else the built-in one where no GPU is seen or the engine is scripted.
 

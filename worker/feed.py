@@ -11,6 +11,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 
 from specbatch.domain import Claim, Outcome, Reply, Row, RowResult
 from specbatch.lines import compact
+from specbatch.serving import slots
 from worker.engine.base import EngineDied
 from worker.host import EngineHost
 
@@ -72,7 +73,7 @@ class Feed:
                 answer = await _patiently()(self._host.answer, request_id, self._claim.endpoint, row.body)
         except Exception as failure:
             answer = failure
-        self._answers.put((row.row_index, answer, min(self._host.running + 1, self._host.slots)))
+        self._answers.put((row.row_index, answer, min(self._host.running + 1, slots(self._host.settings))))
 
     def _request_id(self, row_index: int) -> str:
         return f"{self._claim.job_id}-{row_index}-{self._claim.attempt}"

@@ -12,7 +12,6 @@ from typing import Any
 
 from specbatch.domain import Mode, Reply
 from specbatch.errors import EngineStartError
-from specbatch.serving import MAX_NUM_SEQS
 from specbatch.settings import Settings
 from worker.engine import build
 from worker.engine.base import Engine, EngineDied, EngineStatus
@@ -97,11 +96,6 @@ class EngineHost:
             if self._ready.wait(0.2):
                 return not self.stopping.is_set()
         return False
-
-    @property
-    def slots(self) -> int:
-        """Requests that the engine decodes at once; the others wait inside."""
-        return self.settings.max_num_seqs or MAX_NUM_SEQS
 
     def status(self) -> EngineStatus:
         return self._engine.status()

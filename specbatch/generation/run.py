@@ -12,7 +12,7 @@ from specbatch.errors import Conflict, InvalidRequest, NotFound, SpecbatchError,
 from specbatch.generation import requests
 from specbatch.generation.recipe import Recipe, whole_hash
 from specbatch.generation.spool import Answer, Part, Spool
-from specbatch.lines import storable
+from specbatch.lines import holds_lone_surrogate, storable
 from specbatch.service.batches import NewBatch
 from specbatch.wire import ResultObject
 
@@ -141,7 +141,7 @@ def _answer(result: ResultObject) -> Answer:
         return Answer(position, None, f"{result.outcome}: {storable(str(error.get('message', 'no reason was given')))}")
     choice = body["choices"][0]
     text, finish_reason = choice["message"].get("content"), choice.get("finish_reason")
-    if text is not None and not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+    if text is not None and holds_lone_surrogate(text):
         return Answer(position, None, f"the answer holds half of a character, which no file of text can: {storable(text)}")
     if measured is None:
         return Answer(position, text, finish_reason=finish_reason)

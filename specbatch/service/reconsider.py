@@ -8,7 +8,7 @@ from specbatch import policy
 from specbatch.context import Context
 from specbatch.domain import Mode, TaskType
 from specbatch.service import offers, tuning
-from specbatch.serving import MAX_NUM_SEQS
+from specbatch.serving import slots
 from specbatch.settings import Settings
 from specbatch.store import history, shards
 
@@ -52,4 +52,4 @@ def _reconsider(ctx: Context, model: str, mode: Mode, task: TaskType, named: boo
 
 
 def most_at_once(settings: Settings, rows: int) -> int:
-    return max(1, min(settings.max_num_seqs or MAX_NUM_SEQS, rows))
+    return max(1, min(slots(settings), rows))

@@ -16,7 +16,7 @@ from specbatch.domain import Mode, TaskType
 from specbatch.errors import EngineStartError
 from specbatch.machine import Machine, this_machine
 from specbatch.policy import DRAFTERS
-from specbatch.serving import MAX_NUM_SEQS, offered_modes, resolve_model
+from specbatch.serving import offered_modes, resolve_model, slots
 from specbatch.settings import Settings
 from specbatch.store import speeds
 from specbatch.trial import Point, Trial
@@ -143,7 +143,7 @@ def tuned(ctx: Context, mode: Mode) -> Settings:
     most = getattr(settings, name) if name in settings.model_fields_set else largest
     everything = Mode.PLAIN not in offered_modes(settings)
     steps = schedule(known, mode, most, every_task=everything)
-    reached = [k for first, _, k in steps if first <= (settings.max_num_seqs or MAX_NUM_SEQS)]
+    reached = [k for first, _, k in steps if first <= slots(settings)]
     if not any(reached):  # it never paid: whoever asks for the mode nevertheless gets it
         return settings
     if mode is Mode.DRAFT_MODEL and not everything:
